@@ -1,0 +1,83 @@
+"""What every machine can do; where it is and how it is reached is its own affair."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from overbrainer_airflow.errors import MachineError
+from overbrainer_airflow.machines.runtime import MachineSettings
+
+COMMAND_TIMEOUT = 60.0
+"""Seconds for one short command; the job itself never runs inside one."""
+
+HASH_TIMEOUT = 6 * 3600.0
+"""Seconds for a command that reads whole models."""
+
+#: Called with the bytes done so far and the bytes in all.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A shell script that ended by itself."""
+
+    status: int
+    stdout: bytes
+    stderr: str
+
+
+class Machine(Protocol):
+    """Somewhere that runs shell and holds files. Paths on it are absolute and use ``/``."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def settings(self) -> MachineSettings:
+        """How it is set up."""
+        ...
+
+    async def run(self, script: str, *, timeout: float = COMMAND_TIMEOUT) -> Completed:
+        """Run a POSIX shell script in the home directory and wait for its end, in seconds.
+
+        Raises:
+            MachineError: it cannot be reached, or the script did not end in time.
+        """
+        ...
+
+    async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
+        """Copy one file to the machine, into a directory that exists.
+
+        Raises:
+            MachineError: the machine cannot be reached or cannot write the file.
+        """
+        ...
+
+    async def get(self, remote: str, local: Path, progress: Progress | None = None) -> None:
+        """Copy one file from the machine.
+
+        Raises:
+            MachineError: the machine cannot be reached or cannot read the file.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of the machine; it may be used again and then reconnects."""
+        ...
+
+
+async def run_checked(machine: Machine, script: str, *, timeout: float = COMMAND_TIMEOUT) -> bytes:
+    """Run a script that has to succeed and return its output.
+
+    Raises:
+        MachineError: it failed; the message has its last error line.
+    """
+    done = await machine.run(script, timeout=timeout)
+    if done.status != 0:
+        lines = done.stderr.strip().splitlines()
+        said = lines[-1] if lines else "it said nothing"
+        raise MachineError(f"machine {machine.name}: exit code {done.status}: {said}")
+    return done.stdout

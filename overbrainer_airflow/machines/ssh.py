@@ -1,0 +1,129 @@
+"""A machine reached over SSH, through one connection that is opened when it is first needed."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from overbrainer_airflow.errors import MachineError
+from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress
+from overbrainer_airflow.machines.runtime import MachineSettings
+from overbrainer_airflow.machines.shell import SHELL_COMMAND, after_mark, framed
+
+CONNECT_TIMEOUT = 30.0
+
+Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
+
+
+@dataclass
+class SSHMachine:
+    """A machine behind an SSH server.
+
+    Attributes:
+        name: what messages call it, such as the connection's id and host.
+        connect: opens a connection whose host key has been checked.
+        settings: how the machine is set up.
+    """
+
+    name: str
+    connect: Connect
+    settings: MachineSettings = field(default_factory=MachineSettings)
+    _connection: asyncssh.SSHClientConnection | None = field(default=None, init=False, repr=False)
+
+    async def run(self, script: str, *, timeout: float = COMMAND_TIMEOUT) -> Completed:
+        """See `Machine.run`."""
+        connection = await self._connected()
+        mark = f"overbrainer:{uuid.uuid4().hex}"
+        try:
+            done = await asyncio.wait_for(
+                connection.run(SHELL_COMMAND, input=framed(script, mark), encoding=None),
+                timeout,
+            )
+        except asyncio.TimeoutError:
+            await self.close()
+            raise MachineError(
+                f"machine {self.name}: a command did not end within {timeout:g} s: the machine "
+                "may be overloaded or unreachable"
+            ) from None
+        except (asyncssh.Error, OSError) as error:
+            await self.close()
+            raise MachineError(f"machine {self.name}: the connection was lost: {error}") from error
+        output, errors = _bytes(done.stdout), _bytes(done.stderr).decode("utf-8", "replace")
+        if done.exit_status is None and done.exit_signal is None:
+            await self.close()
+            raise MachineError(f"machine {self.name}: the connection was lost during a command")
+        status = 255 if done.exit_status is None else done.exit_status
+        try:
+            return Completed(status, after_mark(output, mark), errors)
+        except MachineError as error:
+            raise MachineError(f"machine {self.name}: {error} {errors.strip()[-200:]}") from None
+
+    async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
+        """See `Machine.put`."""
+        connection = await self._connected()
+        try:
+            async with connection.start_sftp_client() as sftp:
+                await sftp.put(local, remote, progress_handler=_handler(progress))
+        except (asyncssh.Error, OSError) as error:
+            raise MachineError(
+                f"machine {self.name}: cannot send {local} to {remote}: {error}"
+            ) from error
+
+    async def get(self, remote: str, local: Path, progress: Progress | None = None) -> None:
+        """See `Machine.get`."""
+        connection = await self._connected()
+        try:
+            async with connection.start_sftp_client() as sftp:
+                await sftp.get(remote, local, progress_handler=_handler(progress))
+        except (asyncssh.Error, OSError) as error:
+            raise MachineError(
+                f"machine {self.name}: cannot fetch {remote} to {local}: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+            await connection.wait_closed()
+
+    async def _connected(self) -> asyncssh.SSHClientConnection:
+        if self._connection is not None and not self._connection.is_closed():
+            return self._connection
+        try:
+            self._connection = await asyncio.wait_for(self.connect(), CONNECT_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise MachineError(
+                f"machine {self.name} does not answer within {CONNECT_TIMEOUT:g} s: check its "
+                "address and that it is on"
+            ) from None
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise MachineError(
+                f"machine {self.name}: its host key is not the one that is known, or none is "
+                f"known ({error}): put the key that the machine's owner confirms into the "
+                "connection's extra as host_key, such as 'ssh-ed25519 AAAA...'"
+            ) from error
+        except asyncssh.PermissionDenied as error:
+            raise MachineError(
+                f"machine {self.name} refuses the login ({error}): check the connection's login, "
+                "key_file and private_key"
+            ) from error
+        except (asyncssh.Error, OSError) as error:
+            raise MachineError(
+                f"machine {self.name} cannot be reached ({error}): check the connection's host and "
+                "port; a server that closes at once may have reached its MaxStartups"
+            ) from error
+        return self._connection
+
+
+def _handler(progress: Progress | None) -> Callable[[bytes, bytes, int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda _source, _target, done, total: progress(done, total)
+
+
+def _bytes(output: object) -> bytes:
+    return output if isinstance(output, bytes) else b""
