@@ -157,7 +157,12 @@ def base_model() -> Path:
         _quiet(python, script, weights, path / "model", env=env)
         shutil.rmtree(packages)
 
-    return _once(_key("smollm2", SMOLLM2.encode(), repr(GGUF_READER).encode(), script.read_bytes()), make) / "model"
+    return (
+        _once(
+            _key("smollm2", SMOLLM2.encode(), repr(GGUF_READER).encode(), script.read_bytes()), make
+        )
+        / "model"
+    )
 
 
 def offline() -> dict[str, str]:
@@ -181,7 +186,9 @@ def need_programs(*names: str) -> None:
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        sys.exit(f"demo: please install {' '.join(missing)} (as root: apt-get install), then repeat")
+        sys.exit(
+            f"demo: please install {' '.join(missing)} (as root: apt-get install), then repeat"
+        )
     say(f"installs {', '.join(missing)} with apt-get")
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     _quiet("apt-get", "-qq", "update", env=env)

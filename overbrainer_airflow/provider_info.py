@@ -1,4 +1,4 @@
-"""What Airflow is told of this package: `airflow providers list` and the `[overbrainer]` section."""
+"""What Airflow is told of this package: its modules and the `[overbrainer]` section."""
 
 from typing import Any
 

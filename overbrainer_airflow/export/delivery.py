@@ -1,20 +1,19 @@
 """A GGUF put where it is served from, recorded, with its Modelfile beside it.
 
-    runs/<run-id>/output/gguf/<run-id>-<TYPE>.gguf   moved in whole, replacing its predecessor
-    runs/<run-id>/output/gguf/Modelfile
-    runs/<run-id>/exports/<export-id>/export.json    written last: the mark of a finished delivery
+runs/<run-id>/output/gguf/<run-id>-<TYPE>.gguf   moved in whole, replacing its predecessor
+runs/<run-id>/output/gguf/Modelfile
+runs/<run-id>/exports/<export-id>/export.json    written last: the mark of a finished delivery
 """
 
 import json
-import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from hashlib import sha256
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from overbrainer_airflow.errors import DeliveryError, NoGGUFError
+from overbrainer_airflow.export.files import sha256_file, write_whole
 from overbrainer_airflow.export.ids import rfc3339
 from overbrainer_airflow.export.llama_cpp import LLAMA_CPP, LlamaCppRelease
 from overbrainer_airflow.export.modelfile import MODELFILE, modelfile_text, sequence_len
@@ -23,8 +22,6 @@ from overbrainer_airflow.export.runs import CONFIG_FILE
 from overbrainer_airflow.export.staging import discard_staged
 
 EXPORT_FILE = "export.json"
-
-_BLOCK = 1 << 20
 
 
 class ExportRecord(BaseModel):
@@ -62,7 +59,9 @@ class ExportRecord(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
-            raise DeliveryError(f"{path} is not an export record: {where}: {first['msg']}") from error
+            raise DeliveryError(
+                f"{path} is not an export record: {where}: {first['msg']}"
+            ) from error
 
     def text(self) -> str:
         """Return the record as its file holds it: pretty JSON and a final newline."""
@@ -97,7 +96,8 @@ def deliver(
         job_dir: the export's directory, with the GGUF in ``output/gguf/``.
         file_name: the GGUF, ``<name>-<TYPE>.gguf``.
         release: the llama.cpp release that made it.
-        digest: its SHA-256 in hex when somebody has just computed it; read here when None.
+        digest: its SHA-256 in hex when somebody has just computed it; read here when None. With
+            it, a GGUF that an interrupted delivery moved already is recognised and recorded.
         now: when it is delivered; the current time when None.
 
     Raises:
@@ -105,19 +105,19 @@ def deliver(
         DeliveryError: the file name carries no known quantize type.
         OSError: a file cannot be moved, read or written.
     """
-    made = job_dir / GGUF_DIR / file_name
-    if not made.is_file():
-        raise NoGGUFError(f"the export left no GGUF file {file_name} in {made.parent}")
     quantize = quantize_of(file_name)
     if quantize is None:
-        raise DeliveryError(f"{made} does not carry a quantize type in its name")
-    digest = digest or sha256_file(made)
+        raise DeliveryError(f"{file_name} in {job_dir} does not carry a quantize type in its name")
+    made = job_dir / GGUF_DIR / file_name
     gguf_dir = run_dir / GGUF_DIR
     gguf = gguf_dir / file_name
-    if job_dir != run_dir:
+    if made.is_file():
+        digest = digest or sha256_file(made)
         gguf_dir.mkdir(parents=True, exist_ok=True)
         made.replace(gguf)
-        discard_staged(run_dir, job_dir)
+    elif digest is None or not gguf.is_file() or sha256_file(gguf) != digest:
+        raise NoGGUFError(f"the export left no GGUF file {file_name} in {made.parent}")
+    discard_staged(run_dir, job_dir)
     record = ExportRecord(
         quantize=quantize,
         llama_cpp=release.tag,
@@ -130,22 +130,3 @@ def deliver(
     write_whole(modelfile, modelfile_text(file_name, sequence_len(run_dir / CONFIG_FILE)))
     write_whole(job_dir / EXPORT_FILE, record.text())
     return Delivered(gguf, modelfile, record)
-
-
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of ``path`` in hex, reading it once in small blocks."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write ``path`` so that a reader finds the old file or the new one, never half of it."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -57,9 +57,7 @@ class ExportJob:
         object.__setattr__(self, "quantize", check_quantize(self.quantize))
 
     @classmethod
-    def in_job(
-        cls, name: str, quantize: str, release: LlamaCppRelease = LLAMA_CPP
-    ) -> "ExportJob":
+    def in_job(cls, name: str, quantize: str, release: LlamaCppRelease = LLAMA_CPP) -> "ExportJob":
         """Return the export at the end of a training job: the job directory is the run's."""
         return cls(name, quantize, OUTPUT_DIR, CONFIG_FILE, release=release)
 

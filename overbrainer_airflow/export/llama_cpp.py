@@ -11,6 +11,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 _ENV_PREFIX = "OVERBRAINER_LLAMA_CPP"
 
+_PLATFORMS = {
+    "Linux x86_64": "ubuntu_x64_sha256",
+    "Linux aarch64": "ubuntu_arm64_sha256",
+    "Linux arm64": "ubuntu_arm64_sha256",
+    "Darwin arm64": "macos_arm64_sha256",
+}
+
 
 class LlamaCppRelease(BaseModel):
     """A llama.cpp release, pinned by digest.
@@ -42,6 +49,22 @@ class LlamaCppRelease(BaseModel):
         values = self.model_dump(exclude={"tag"}, exclude_none=True)
         named = {f"{_ENV_PREFIX}_{field.upper()}": value for field, value in values.items()}
         return {_ENV_PREFIX: self.tag} | named
+
+    def check_platform(self, uname: str) -> None:
+        """Make sure that the release has programs for a machine, by its ``uname -sm``.
+
+        Raises:
+            InvalidInputError: it has none.
+        """
+        field = _PLATFORMS.get(uname)
+        if field is None:
+            raise InvalidInputError(
+                f"llama.cpp has no programs for {uname}: export on one of {', '.join(_PLATFORMS)}"
+            )
+        if getattr(self, field) is None:
+            raise InvalidInputError(
+                f"llama.cpp {self.tag} is not pinned for {uname}: add {field} to the release file"
+            )
 
 
 LLAMA_CPP = LlamaCppRelease(

@@ -58,7 +58,9 @@ def ollama_command(gguf_dir: Path, name: str) -> str:
     return f"cd {_quoted(gguf_dir)} && ollama create {name} -f {MODELFILE}"
 
 
-def ollama_create(gguf_dir: Path, name: str, program: str = "ollama") -> Created | NotFound | Failed:
+def ollama_create(
+    gguf_dir: Path, name: str, program: str = "ollama"
+) -> Created | NotFound | Failed:
     """Run ``ollama create`` in ``gguf_dir``, so that a relative FROM means the same to any version.
 
     Raises:

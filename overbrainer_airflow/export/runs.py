@@ -1,13 +1,13 @@
 """Runs as overbrainer lays them out, and the model that a run has to export.
 
-    runs/<run-id>/
-        run.json         what overbrainer knows of the run; absent when another tool trained it
-        axolotl.yaml     the training's configuration, needed to merge
-        output/          an adapter (adapter_config.json) or a full model (config.json), with
-            merged/      the adapter already merged, if somebody did
-            checkpoint-N/  states on the way; the model of a run that was stopped
-            gguf/        delivered exports and their Modelfile
-        exports/<export-id>/  one directory a job
+runs/<run-id>/
+    run.json         what overbrainer knows of the run; absent when another tool trained it
+    axolotl.yaml     the training's configuration, needed to merge
+    output/          an adapter (adapter_config.json) or a full model (config.json), with
+        merged/      the adapter already merged, if somebody did
+        checkpoint-N/  states on the way; the model of a run that was stopped
+        gguf/        delivered exports and their Modelfile
+    exports/<export-id>/  one directory a job
 """
 
 import json
@@ -71,7 +71,9 @@ class RunRecord(_Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
-            raise RunNotReadyError(f"{path} is not a run record: {where}: {first['msg']}") from error
+            raise RunNotReadyError(
+                f"{path} is not a run record: {where}: {first['msg']}"
+            ) from error
 
     def text(self) -> str:
         """Return the record as its file holds it, with the fields that were read and no others."""

@@ -3,6 +3,8 @@
 from importlib.resources import files
 from pathlib import Path
 
+from overbrainer_airflow.export.files import write_whole
+
 SCRIPT_FILE = "export.sh"
 
 TRAMPOLINE = (
@@ -15,6 +17,12 @@ TRAMPOLINE = (
 The ``python3`` and ``axolotl`` that the script calls are then those of the environment that the
 machine's runtime chose, whatever the login shell's ``PATH`` says.
 """
+
+PYTHON_MODULES = ("torch", "numpy", "transformers", "yaml")
+"""What the script's Python imports."""
+
+MERGE_PROGRAM = "axolotl"
+"""What merges an adapter; stands beside the Python."""
 
 _PARTS = ("llama_cpp.sh", "export.sh")
 
@@ -29,5 +37,5 @@ def write_script(job_dir: Path) -> Path:
     """Write the script into ``job_dir``, which is made if need be, and return its path."""
     job_dir.mkdir(parents=True, exist_ok=True)
     path = job_dir / SCRIPT_FILE
-    path.write_text(export_script(), encoding="utf-8", newline="\n")
+    write_whole(path, export_script())
     return path

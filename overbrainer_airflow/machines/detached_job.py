@@ -16,7 +16,8 @@
 Nothing else knows about the job: whoever can read the directory can take over.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,13 +149,13 @@ class Poll:
 
 
 def start_script(
-    directory: str, command: Sequence[str], env: Mapping[str, str], inputs: str, result: str
+    directory: str, command: str, env: Mapping[str, str], inputs: str, result: str
 ) -> str:
     """Return shell that starts a job unless it runs or has its result, and prints the `Outcome`.
 
     Args:
         directory: the job directory, which exists.
-        command: the job's command, run in the job directory.
+        command: the job's command as shell words, run in the job directory.
         env: its environment, added to the account's own; may hold secrets.
         inputs: one line that tells this job from one made of something else.
         result: the file, relative to the directory, that a finished job has.
@@ -183,7 +184,7 @@ printf '%s\\n' {quote(inputs)} >job.inputs || {{ echo "cannot write $PWD" >&2; e
 printf '%s' {quote(_JOB)} >job.sh
 ready=$(
     {exports(env)}
-    in_new_session sh job.sh {" ".join(map(quote, command))} </dev/null 3>&1 >job.log 2>&1 9>&- &
+    in_new_session sh job.sh {command} </dev/null 3>&1 >job.log 2>&1 9>&- &
 )
 [ "$ready" = ready ] || {{ echo "the job did not start: $(tail -n 1 job.log)" >&2; exit 1; }}
 echo started
@@ -241,7 +242,7 @@ def parse_poll(output: bytes) -> Poll:
 async def start(
     machine: Machine,
     directory: str,
-    command: Sequence[str],
+    command: str,
     env: Mapping[str, str],
     *,
     inputs: str,
@@ -256,8 +257,18 @@ async def start(
     output = (await run_checked(machine, script)).decode("ascii", "replace").strip()
     for outcome in ("started", "running", "finished", "different"):
         if output == outcome:
-            return outcome  # type: ignore[return-value]
+            return outcome
     raise MachineError(f"machine {machine.name}: starting {directory} answered {output[:100]!r}")
+
+
+async def made_of(machine: Machine, directory: str) -> str:
+    """Return the line that `start` was given as ``inputs``, empty when no job was started.
+
+    Raises:
+        MachineError: the machine cannot be reached.
+    """
+    script = f"cd -- {quote(directory)} 2>/dev/null && cat job.inputs 2>/dev/null || :"
+    return (await run_checked(machine, script)).decode("utf-8", "replace").strip()
 
 
 async def poll(machine: Machine, directory: str, offset: int = 0) -> Poll:
@@ -276,8 +287,6 @@ async def cancel(machine: Machine, directory: str) -> None:
         MachineError: the machine cannot be reached.
         JobError: it is still there well after it was killed.
     """
-    import asyncio
-
     await run_checked(machine, cancel_script(directory))
     for _ in range((GRACE + 20) * 2):
         if (await poll(machine, directory, offset=1 << 62)).ended:

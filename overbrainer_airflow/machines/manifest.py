@@ -9,6 +9,7 @@ from pathlib import Path
 
 from overbrainer_airflow.errors import MachineError
 from overbrainer_airflow.machines.protocol import HASH_TIMEOUT, Machine, run_checked
+from overbrainer_airflow.machines.runtime import python_word
 from overbrainer_airflow.machines.shell import quote
 
 
@@ -65,7 +66,7 @@ async def machine_manifest(
     """
     wanted = sorted(names)
     test = f"[ -d {quote(root)} ] || {{ echo '{{}}'; exit; }}"
-    hashed = f"{quote(machine.settings.python)} -c {quote(_DIGESTS)} {quote(root)}"
+    hashed = f"{python_word(machine.settings)} -c {quote(_DIGESTS)} {quote(root)}"
     script = f"{test}\n{hashed} <<'NAMES'\n{json.dumps(wanted)}\nNAMES\n"
     output = await run_checked(machine, script, timeout=HASH_TIMEOUT)
     try:
@@ -74,7 +75,9 @@ async def machine_manifest(
             for name, (size, digest) in json.loads(output).items()
         }
     except ValueError as error:
-        raise MachineError(f"machine {machine.name}: no manifest of {root}: {output[:100]!r}") from error
+        raise MachineError(
+            f"machine {machine.name}: no manifest of {root}: {output[:100]!r}"
+        ) from error
 
 
 def digest_file(path: Path) -> FileDigest:

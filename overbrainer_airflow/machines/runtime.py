@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from overbrainer_airflow.errors import InvalidInputError
+from overbrainer_airflow.machines.shell import quote
 
 
 def _plain_path(path: str) -> str:
@@ -21,10 +22,11 @@ class MachineSettings(BaseModel):
     """A machine's settings: the object ``overbrainer`` in the extra of its connection.
 
     Attributes:
-        workdir: the directory that holds its runs and caches; below the home directory unless
-            absolute.
+        workdir: the directory that holds its runs and caches.
         runtime: how jobs run: ``native``, with a Python of the machine.
         venv: the virtual environment with torch and axolotl; ``python3`` on PATH when None.
+
+    Paths are below the home directory unless absolute.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,11 +34,6 @@ class MachineSettings(BaseModel):
     workdir: Path = "overbrainer"
     runtime: Literal["native"] = "native"
     venv: Path | None = None
-
-    @property
-    def python(self) -> str:
-        """The Python that runs jobs, as a shell on the machine finds it."""
-        return f"{self.venv}/bin/python3" if self.venv else "python3"
 
 
 def settings_from(value: object, owner: str) -> MachineSettings:
@@ -62,7 +59,18 @@ def settings_from(value: object, owner: str) -> MachineSettings:
         ) from error
 
 
-def job_command(settings: MachineSettings, command: Sequence[str]) -> list[str]:
-    """Return a job's command with the program that the machine's runtime means by it."""
+def shell_path(path: str) -> str:
+    """Return a path of the settings as a word of a shell on the machine."""
+    return quote(path) if path.startswith("/") else f'"$HOME"/{quote(path.removeprefix("~/"))}'
+
+
+def python_word(settings: MachineSettings) -> str:
+    """Return the Python that runs jobs, as a word of a shell on the machine."""
+    return shell_path(f"{settings.venv}/bin/python3") if settings.venv else "python3"
+
+
+def job_command(settings: MachineSettings, command: Sequence[str]) -> str:
+    """Return a job's command as shell, with the program that the runtime means by ``python3``."""
     program, *arguments = command
-    return [settings.python if program == "python3" else program, *arguments]
+    first = python_word(settings) if program == "python3" else quote(program)
+    return " ".join([first, *map(quote, arguments)])

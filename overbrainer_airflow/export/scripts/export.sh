@@ -119,9 +119,7 @@ with open(config, encoding="utf-8") as file:
 for key in list(settings):
     if key.startswith(("hub_", "resume_", "auto_resume", "push_", "plugins")):
         del settings[key]
-settings.update(
-    {key: False for key in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel") if settings.get(key)}
-)
+settings.update(lora_mlp_kernel=False, lora_qkv_kernel=False, lora_o_kernel=False)
 base = os.path.join(os.path.dirname(os.path.abspath(config)), str(settings.get("base_model", "")))
 if os.path.isdir(base):
     settings["base_model"] = base

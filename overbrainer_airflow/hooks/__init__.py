@@ -1,0 +1,1 @@
+"""Hooks: machines and servers from Airflow connections."""

@@ -1,0 +1,1 @@
+"""The operators, one a file, in the order in which an export needs them."""

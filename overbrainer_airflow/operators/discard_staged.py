@@ -1,0 +1,82 @@
+"""The teardown: what was staged is removed, however the export went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from overbrainer_airflow.export.runs import CONFIG_FILE, EXPORTS_DIR, OUTPUT_DIR
+from overbrainer_airflow.export.staging import discard_staged
+from overbrainer_airflow.hooks.machine import MachineHook
+from overbrainer_airflow.machines import detached_job
+from overbrainer_airflow.machines.protocol import run_checked
+from overbrainer_airflow.machines.shell import quote
+from overbrainer_airflow.operators.base import failing_fast, run_async
+from overbrainer_airflow.operators.handover import StagedExport, read_handover
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+    from overbrainer_airflow.machines.protocol import Machine
+
+# Models of tens of GB are removed file by file; some file systems take their time.
+_REMOVAL_TIMEOUT = 600.0
+
+
+class DiscardStagedOperator(BaseOperator):
+    """Removes the staged model and whatever the job left beside its log, here and on the machine.
+
+    Only what this export staged is removed, and nothing while its job still runs.
+
+    Args:
+        staged: what `StageModelOperator` returned.
+
+    Raises:
+        MachineError: the machine cannot be reached.
+    """
+
+    template_fields: Sequence[str] = ("staged",)
+    ui_color = "#eeeeee"
+
+    def __init__(self, *, staged: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.staged = staged
+
+    def execute(self, context: Context) -> None:  # noqa: ARG002
+        """Discard what was staged; see the class."""
+        with failing_fast():
+            staged = read_handover(StagedExport, self.staged, self.task_id)
+        run_async(self._discard(staged))
+
+    async def _discard(self, staged: StagedExport) -> None:
+        async with MachineHook(staged.ssh_conn_id).machine() as machine:
+            if (await detached_job.poll(machine, staged.job_dir)).state == "running":
+                self.log.warning(
+                    "The job in %s on %s still runs, leaves it what it needs; a retry of the "
+                    "export follows it",
+                    staged.job_dir,
+                    machine.name,
+                )
+                return
+            await discard_on_machine(machine, staged)
+        run_dir = Path(staged.runs_dir) / staged.run_id
+        discard_staged(run_dir, run_dir / EXPORTS_DIR / staged.export_id)
+        self.log.info("Discards what was staged in %s; its log stays there", staged.job_dir)
+
+
+async def discard_on_machine(machine: Machine, staged: StagedExport) -> None:
+    """Remove the staged files and the job's results from its directory on the machine.
+
+    Raises:
+        MachineError: the machine cannot be reached, or does not let them go.
+    """
+    await run_checked(
+        machine,
+        f"cd -- {quote(staged.job_dir)} 2>/dev/null || exit 0\n"
+        f"rm -rf -- {OUTPUT_DIR} {CONFIG_FILE} scratch",
+        timeout=_REMOVAL_TIMEOUT,
+    )
