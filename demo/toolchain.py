@@ -47,6 +47,7 @@ _DEBIAN_PACKAGES = {
     "sshd": "openssh-server",
     "busybox": "busybox",
     "shellcheck": "shellcheck",
+    "dash": "dash",
 }
 
 

@@ -8,7 +8,7 @@
         job.pid      the session leader, which is also its process group
         job.log      what it prints
         exit_code    written when it ends, through a rename
-        cancelling   somebody asked it to stop
+        cancelling   somebody asked it to stop: the process that sees to it, and its start
         cancelled    it has stopped for that reason, and its processes are gone
         scratch/     the job's throwaway files; cancelling removes them
         attempts/N/  these files, of an earlier try that did not end well
@@ -56,7 +56,7 @@ group_alive() {
             [ "$(start_of "$1")" = "$2" ] || return 1
             case "$stat" in [ZX]*) ;; *) return 0 ;; esac
         fi
-        kill -0 -- "-$1" 2>/dev/null || return 1
+        kill -0 "-$1" 2>/dev/null || return 1
         for process in /proc/[0-9]*; do
             stat_of "${process#/proc/}" || continue
             set -- "$1" "$2" $stat
@@ -64,16 +64,20 @@ group_alive() {
         done
         return 1
     fi
-    kill -0 -- "-$1" 2>/dev/null
+    kill -0 "-$1" 2>/dev/null
 }
 job_alive() {
     read -r pid <job.pid && read -r boot start <job.boot || return 1
     case "$pid" in '' | 0 | 1 | *[!0-9]*) return 1 ;; esac
     [ "$boot" = "$(boot_id)" ] && group_alive "$pid" "$start"
 } 2>/dev/null
+cancelling_alive() {
+    read -r canceller since <cancelling && [ "$(start_of "$canceller")" = "$since" ]
+} 2>/dev/null
 job_status() {
     if [ -f cancelled ]; then echo cancelled
-    elif [ -f cancelling ]; then if job_alive; then echo running; else echo cancelled; fi
+    elif [ -f cancelling ]; then
+        if job_alive || cancelling_alive; then echo running; else echo cancelled; fi
     elif [ -f exit_code ]; then echo "exited $(cat exit_code)"
     elif [ ! -f job.pid ]; then echo absent
     elif job_alive; then echo running
@@ -81,9 +85,10 @@ job_status() {
     else echo lost
     fi
 }
+# Called in the background only: it becomes the new session's leader.
 in_new_session() {
-    if command -v setsid >/dev/null; then setsid nohup "$@"
-    else python3 -c 'import os, sys; os.setsid(); os.execvp("nohup", ["nohup", *sys.argv[1:]])' "$@"
+    if command -v setsid >/dev/null; then exec setsid nohup "$@"
+    else exec python3 -c 'import os, sys; os.setsid(); os.execvp("nohup", ["nohup", *sys.argv[1:]])' "$@"
     fi
 }
 lock_job() {
@@ -108,16 +113,19 @@ echo $? >exit_code.part && mv exit_code.part exit_code
 
 _CANCEL = f"""
 {_FUNCTIONS}
+echo "$$ $(start_of $$)" >cancelling.part && mv cancelling.part cancelling
+echo ready >&3
+exec 3>&-
 job_alive || pid=
 if [ -n "$pid" ]; then
-    kill -TERM -- "-$pid" 2>/dev/null
+    kill -TERM "-$pid" 2>/dev/null
     waited=0
     while job_alive && [ $waited -lt {GRACE * 5} ]; do
         sleep 0.2
         waited=$((waited + 1))
     done
     while job_alive; do
-        kill -KILL -- "-$pid" 2>/dev/null
+        kill -KILL "-$pid" 2>/dev/null
         sleep 0.2
     done
 fi
@@ -212,8 +220,8 @@ cd -- {quote(directory)} 2>/dev/null || {{ echo absent; exit; }}
 lock_job || {{ echo "cannot lock $PWD/job.lock" >&2; exit 1; }}
 state=$(job_status)
 if [ "$state" = running ]; then
-    : >cancelling || exit 1
-    in_new_session sh -c {quote(_CANCEL)} </dev/null >/dev/null 2>&1 9>&- &
+    ready=$(in_new_session sh -c {quote(_CANCEL)} </dev/null 3>&1 >/dev/null 2>&1 9>&- &)
+    [ "$ready" = ready ] || {{ echo "cannot write $PWD/cancelling" >&2; exit 1; }}
 fi
 echo "$state"
 """
