@@ -37,3 +37,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSSHD]:
     """A real sshd on loopback that is left running; a test that harms it starts its own."""
     with loopback_sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> None:
+    """Make Airflow's database, once for all tests of a session."""
+    from airflow.utils import db
+
+    db.initdb()

@@ -296,10 +296,10 @@ async def cancel(machine: Machine, directory: str) -> None:
         JobError: it is still there well after it was killed.
     """
     await run_checked(machine, cancel_script(directory))
-    for _ in range((GRACE + 20) * 2):
+    for _ in range((GRACE + 20) * 5):
         if (await poll(machine, directory, offset=1 << 62)).ended:
             return
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
     raise JobError(
         f"machine {machine.name}: the job in {directory} does not stop, not even when killed: "
         "look at its processes on the machine"

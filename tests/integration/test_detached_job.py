@@ -13,7 +13,7 @@ import pytest
 from overbrainer_airflow.errors import MachineError
 from overbrainer_airflow.machines import detached_job
 from overbrainer_airflow.machines.detached_job import Outcome, Poll
-from overbrainer_airflow.machines.follow import follow
+from overbrainer_airflow.machines.follow import Pace, follow
 from overbrainer_airflow.machines.protocol import Machine
 from tests.integration.conftest import Use, command_lines, left_running_in
 
@@ -35,7 +35,7 @@ async def start(
 
 async def end_of(machine: Machine, directory: Path) -> tuple[Poll, bytes]:
     log = b""
-    async for look in follow(machine, str(directory)):
+    async for look in follow(machine, str(directory), pace=Pace(first=0.05)):
         log += look.log
     return look, log
 
