@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MACHINE ?= local
 
-.PHONY: demo test check format
+.PHONY: demo test check format bench-import
 
 demo:
 	$(PYTHON) demo/run.py --machine $(MACHINE)
@@ -15,3 +15,6 @@ check:
 
 format:
 	$(PYTHON) tests/run.py --only format
+
+bench-import:
+	$(PYTHON) tests/run.py --only bench-import

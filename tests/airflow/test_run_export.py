@@ -65,7 +65,7 @@ def test_a_failed_job_fails_the_task_with_what_the_script_said(
 ) -> None:
     staged = stage("echo 'export: there is no axolotl' >&2; echo noise; exit 3")
     with pytest.raises(
-        JobError, match="run my-run to Q4_K_M: .*exit code 3: export: there is no axolotl"
+        JobError, match=r"run my-run to Q4_K_M: .*exit code 3: export: there is no axolotl"
     ):
         run(staged)
 
@@ -73,7 +73,7 @@ def test_a_failed_job_fails_the_task_with_what_the_script_said(
 def test_a_job_without_a_gguf_fails_the_task_and_names_the_directory(
     stage: Callable[[str], StagedExport],
 ) -> None:
-    with pytest.raises(NoGGUFError, match="left no GGUF file my-run-Q4_K_M.gguf in .*output/gguf"):
+    with pytest.raises(NoGGUFError, match=r"left no GGUF file my-run-Q4_K_M.gguf in .*output/gguf"):
         run(stage("mkdir -p output/gguf"))
 
 
@@ -151,7 +151,7 @@ def test_a_lost_job_is_reported_with_its_last_line(
     stage: Callable[[str], StagedExport],
 ) -> None:
     staged = stage("echo 'last words'; sh -c 'kill -9 -$(cat job.pid)'; sleep 60")
-    with pytest.raises(JobError, match="was lost: .*a retry starts it again.*last words"):
+    with pytest.raises(JobError, match=r"was lost: .*a retry starts it again.*last words"):
         run(staged)
 
 

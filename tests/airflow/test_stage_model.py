@@ -115,7 +115,7 @@ def test_a_workdir_that_cannot_be_written_is_named(runs_dir: Path, connect: Make
         (sys.prefix, "lacks torch, .*axolotl: install"),
     ],
 )
-def test_a_machine_without_the_tools_gets_nothing(  # noqa: PLR0913 - fixtures
+def test_a_machine_without_the_tools_gets_nothing(
     runs_dir: Path, workdir: Path, connect: MakeConnection, venv: str, message: str
 ) -> None:
     connect(venv=venv)

@@ -20,7 +20,7 @@ def dag_bag(path: Path) -> Any:
 
     bag = DagBag(dag_folder=str(path))
     assert bag.import_errors == {}
-    DagBundlesManager().sync_bundles_to_db()
+    DagBundlesManager().sync_bundles_to_db()  # type: ignore[no-untyped-call]
     sync_bag_to_db(bag, "dags-folder", None)
     return bag
 

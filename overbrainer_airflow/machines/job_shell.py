@@ -1,0 +1,186 @@
+"""The shell that starts, looks at and stops a detached job; `detached_job` says what it is for."""
+
+from collections.abc import Mapping
+
+from overbrainer_airflow.machines.shell import exports, quote
+
+GRACE = 10
+"""Seconds between asking a job's processes to stop and killing them."""
+
+LOG_CHUNK = 256 * 1024
+"""Bytes of log that one poll brings at most."""
+
+# A process is told apart from a later one with its number by its start time and the boot; a
+# member that is a zombie no longer counts. Without /proc (macOS) only the group is asked for.
+_FUNCTIONS = r"""
+boot_id() {
+    cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.boottime 2>/dev/null ||
+        echo unknown
+}
+stat_of() {
+    read -r stat <"/proc/$1/stat" || return 1
+    stat=${stat##*) }
+} 2>/dev/null
+start_of() {
+    stat_of "$1" || { echo 0; return; }
+    set -- $stat
+    echo "${20}"
+}
+group_alive() {
+    if [ -r /proc/self/stat ]; then
+        if stat_of "$1"; then
+            [ "$(start_of "$1")" = "$2" ] || return 1
+            case "$stat" in [ZX]*) ;; *) return 0 ;; esac
+        fi
+        kill -0 "-$1" 2>/dev/null || return 1
+        for process in /proc/[0-9]*; do
+            stat_of "${process#/proc/}" || continue
+            set -- "$1" "$2" $stat
+            [ "$5" = "$1" ] && case "$3" in [ZX]) ;; *) return 0 ;; esac
+        done
+        return 1
+    fi
+    kill -0 "-$1" 2>/dev/null
+}
+job_alive() {
+    read -r pid <job.pid && read -r boot start <job.boot || return 1
+    case "$pid" in '' | 0 | 1 | *[!0-9]*) return 1 ;; esac
+    [ "$boot" = "$(boot_id)" ] && group_alive "$pid" "$start"
+} 2>/dev/null
+cancelling_alive() {
+    read -r canceller since <cancelling && [ "$(start_of "$canceller")" = "$since" ]
+} 2>/dev/null
+job_status() {
+    if [ -f cancelled ]; then echo cancelled
+    elif [ -f cancelling ]; then
+        if job_alive || cancelling_alive; then echo running; else echo cancelled; fi
+    elif [ -f exit_code ]; then echo "exited $(cat exit_code)"
+    elif [ ! -f job.pid ]; then echo absent
+    elif job_alive; then echo running
+    elif [ -f exit_code ]; then echo "exited $(cat exit_code)"
+    else echo lost
+    fi
+}
+# Called in the background only: it becomes the new session's leader.
+in_new_session() {
+    if command -v setsid >/dev/null; then exec setsid nohup "$@"
+    else exec nohup python3 -c \
+        'import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])' "$@"
+    fi
+}
+lock_job() {
+    exec 9>job.lock || return 1
+    if command -v flock >/dev/null; then flock 9
+    else python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+    fi
+}
+"""
+
+# The leader outlives the signal that ends its command, so that the end is written down.
+_JOB = f"""#!/bin/sh
+{_FUNCTIONS}
+echo "$(boot_id) $(start_of $$)" >job.boot
+echo $$ >job.pid.part && mv job.pid.part job.pid
+echo ready >&3
+exec 3>&-
+trap : TERM INT
+"$@"
+echo $? >exit_code.part && mv exit_code.part exit_code
+"""
+
+_CANCEL = f"""
+{_FUNCTIONS}
+echo "$$ $(start_of $$)" >cancelling.part && mv cancelling.part cancelling
+echo ready >&3
+exec 3>&-
+job_alive || pid=
+if [ -n "$pid" ]; then
+    kill -TERM "-$pid" 2>/dev/null
+    waited=0
+    while job_alive && [ $waited -lt {GRACE * 5} ]; do
+        sleep 0.2
+        waited=$((waited + 1))
+    done
+    while job_alive; do
+        kill -KILL "-$pid" 2>/dev/null
+        sleep 0.2
+    done
+fi
+rm -rf scratch
+: >cancelled
+"""
+
+
+def start_script(
+    directory: str, command: str, env: Mapping[str, str], inputs: str, result: str
+) -> str:
+    """Return shell that starts a job unless it runs or has its result, and prints the `Outcome`.
+
+    Args:
+        directory: the job directory, which exists.
+        command: the job's command as shell words, run in the job directory.
+        env: its environment, added to the account's own; may hold secrets.
+        inputs: one line that tells this job from one made of something else.
+        result: the file, relative to the directory, that a finished job has.
+    """
+    return f"""
+{_enter(directory)}
+{_FUNCTIONS}
+lock_job || {{ echo "cannot lock $PWD/job.lock" >&2; exit 1; }}
+same=no
+[ "$(cat job.inputs 2>/dev/null)" = {quote(inputs)} ] && same=yes
+state=$(job_status)
+case "$state $same" in
+    'running yes') echo running; exit ;;
+    'running no') echo different; exit ;;
+    'exited 0 yes') if [ -s {quote(result)} ]; then echo finished; exit; fi ;;
+esac
+if [ "$state" != absent ]; then
+    attempt=1
+    while [ -e "attempts/$attempt" ]; do attempt=$((attempt + 1)); done
+    mkdir -p "attempts/$attempt"
+    for file in job.inputs job.boot job.log exit_code cancelling cancelled job.pid; do
+        [ ! -e "$file" ] || mv "$file" "attempts/$attempt/"
+    done
+fi
+printf '%s\\n' {quote(inputs)} >job.inputs || {{ echo "cannot write $PWD" >&2; exit 1; }}
+printf '%s' {quote(_JOB)} >job.sh
+ready=$(
+    {exports(env)}
+    in_new_session sh job.sh {command} </dev/null 3>&1 >job.log 2>&1 9>&- &
+)
+[ "$ready" = ready ] || {{ echo "the job did not start: $(tail -n 1 job.log)" >&2; exit 1; }}
+echo started
+"""
+
+
+def poll_script(directory: str, offset: int, limit: int = LOG_CHUNK) -> str:
+    """Return shell that prints the job's state and log size, then the log from ``offset`` on."""
+    return f"""
+cd -- {quote(directory)} 2>/dev/null || {{ echo 'lost 0'; exit; }}
+{_FUNCTIONS}
+state=$(job_status)
+size=0
+[ ! -f job.log ] || size=$(($(wc -c <job.log)))
+echo "$state $size"
+[ "$size" -le {offset:d} ] || tail -c +{offset + 1:d} job.log | head -c {limit:d}
+"""
+
+
+def cancel_script(directory: str) -> str:
+    """Return shell that has a job stopped, whatever becomes of the caller, and prints its state."""
+    return f"""
+cd -- {quote(directory)} 2>/dev/null || {{ echo absent; exit; }}
+{_FUNCTIONS}
+lock_job || {{ echo "cannot lock $PWD/job.lock" >&2; exit 1; }}
+state=$(job_status)
+if [ "$state" = running ]; then
+    ready=$(in_new_session sh -c {quote(_CANCEL)} </dev/null 3>&1 >/dev/null 2>&1 9>&- &)
+    [ "$ready" = ready ] || {{ echo "cannot write $PWD/cancelling" >&2; exit 1; }}
+fi
+echo "$state"
+"""
+
+
+def _enter(directory: str) -> str:
+    return f"cd -- {quote(directory)} || exit 1"
