@@ -90,11 +90,13 @@ class LoopbackSSHD:
 
     def stop(self) -> None:
         """End the server and every session of it."""
-        if self._process is not None:
+        if self._process is None:
+            return
+        for pid in [self._process.pid, *_descendants(self._process.pid)]:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
 
 
 @contextlib.contextmanager
@@ -116,6 +118,16 @@ def loopback_sshd(
         yield server
     finally:
         server.stop()
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below ``pid``; a job that left its session is not among them."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, check=True, text=True)
+    pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in pairs if of == parent]
+    return found[1:]
 
 
 def free_port() -> int:

@@ -10,10 +10,11 @@ from overbrainer_airflow.export.quantize import DEFAULT_QUANTIZE
 from overbrainer_airflow.operators.deliver_gguf import DeliverGGUFOperator
 from overbrainer_airflow.operators.discard_staged import DiscardStagedOperator
 from overbrainer_airflow.operators.ollama_create import OllamaCreateOperator
-from overbrainer_airflow.operators.run_export import RunExportOperator
+from overbrainer_airflow.operators.run_export import DEFERRABLE, JOB_TIMEOUT, RunExportOperator
 from overbrainer_airflow.operators.stage_model import StageModelOperator
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
 
@@ -25,13 +26,15 @@ def export_run(
     ollama_name: str | None = None,
     runs_dir: str | None = None,
     group_id: str = "export",
-    execution_timeout: timedelta | None = None,
-    pool: str | None = None,
+    job_timeout: timedelta | None = JOB_TIMEOUT,
+    secrets: Mapping[str, str] | None = None,
+    deferrable: bool = DEFERRABLE,
+    pool: str = "default_pool",
 ) -> TaskGroup:
     """Return the tasks that export one run: stage, run, deliver, create.
 
-    What was staged is discarded at the end, however the export went. Every argument but
-    ``group_id``, ``execution_timeout`` and ``pool`` may be a template.
+    What was staged is discarded at the end, however the export went. ``run_id``, ``quantize``,
+    ``ssh_conn_id``, ``ollama_name`` and ``runs_dir`` may be templates.
 
     Args:
         run_id: the run.
@@ -40,7 +43,10 @@ def export_run(
         ollama_name: the Ollama model to create; None or empty skips that.
         runs_dir: the directory of the runs; ``[overbrainer] runs_dir`` when None.
         group_id: the group's id.
-        execution_timeout: how long the export itself may take; then its job is cancelled.
+        job_timeout: how long the job may take; then it is cancelled.
+        secrets: environment variables of the job and where they are kept; see
+            `RunExportOperator`.
+        deferrable: whether the triggerer follows the job, so that it holds no worker.
         pool: the pool that the export itself takes a slot of.
 
     Raises:
@@ -57,8 +63,10 @@ def export_run(
         run = RunExportOperator(
             task_id="run_export",
             staged=stage.output,
-            execution_timeout=execution_timeout,
-            **({"pool": pool} if pool else {}),
+            job_timeout=job_timeout,
+            secrets=secrets,
+            deferrable=deferrable,
+            pool=pool,
         )
         deliver = DeliverGGUFOperator(task_id="deliver_gguf", exported=run.output)
         create = OllamaCreateOperator(

@@ -14,11 +14,12 @@ def sequence_len(config: Path) -> int | None:
     """
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    # ValueError: no UTF-8, or a date such as 2026-13-45.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     value = content.get("sequence_len") if isinstance(content, dict) else None
-    # bool is an int to Python; overbrainer reads an unsigned number and nothing else.
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    # bool is an int to Python; overbrainer reads an unsigned number of 32 bits and nothing else.
+    return value if type(value) is int and 0 < value < 1 << 32 else None
 
 
 def modelfile_text(file_name: str, num_ctx: int | None) -> str:

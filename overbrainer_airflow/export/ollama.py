@@ -67,6 +67,8 @@ def ollama_create(
         InvalidInputError: ``name`` is none that Ollama can serve.
     """
     check_ollama_name(name)
+    if not (gguf_dir / MODELFILE).is_file():
+        return Failed(f"there is no {gguf_dir / MODELFILE}")
     try:
         done = subprocess.run(  # noqa: S603 - the name is checked and no shell is involved
             [program, "create", name, "-f", MODELFILE],

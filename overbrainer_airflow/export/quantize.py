@@ -57,6 +57,6 @@ def latest_gguf(run_dir: Path, name: str) -> str | None:
     found = [
         (path.stat().st_mtime_ns, path.name)
         for path in (run_dir / GGUF_DIR).glob("*.gguf")
-        if any(path.name == gguf_name(name, kind) for kind in QUANTIZE_TYPES)
+        if path.is_file() and any(path.name == gguf_name(name, kind) for kind in QUANTIZE_TYPES)
     ]
     return max(found)[1] if found else None

@@ -178,22 +178,29 @@ def _kind_of(run_id: str, model: Path) -> ModelKind:
 
 
 def _check_weights(run_id: str, model: Path, stem: str) -> None:
-    """Find every weights file of ``model``: each shard that its index names, or the one file."""
-    index = model / f"{stem}.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise RunNotReadyError(f"run {run_id}: {index} is not a weights index") from error
-        missing = [name for name in names if not (model / str(name)).is_file()]
-        if missing:
-            raise RunNotReadyError(
-                f"run {run_id}: {model} lacks {len(missing)} of its {len(names)} weights files, "
-                f"the first is {missing[0]}: fetch them from the machine that trained it"
-            )
-        return
-    if not any(any(model.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
+    """Find every weights file of ``model``: each shard that an index names, or the whole file."""
+    stems = [stem] if stem == "adapter_model" else ["model", "pytorch_model"]
+    whole = [f"{name}.{suffix}" for name in stems for suffix in ("safetensors", "bin")]
+    for index in (model / f"{name}.index.json" for name in whole):
+        if index.is_file():
+            _check_shards(run_id, model, index)
+            return
+    if not any((model / name).is_file() for name in whole):
         raise RunNotReadyError(
-            f"run {run_id}: {model} has no weights (*.safetensors or *.bin): "
+            f"run {run_id}: {model} has no weights ({whole[0]}, or an index and its shards): "
             "fetch them from the machine that trained it"
+        )
+
+
+def _check_shards(run_id: str, model: Path, index: Path) -> None:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise RunNotReadyError(f"run {run_id}: {index} is not a weights index") from error
+    missing = [name for name in names if not (model / str(name)).is_file()]
+    if missing or not names:
+        raise RunNotReadyError(
+            f"run {run_id}: {model} lacks {len(missing)} of its {len(names)} weights files"
+            + (f", the first is {missing[0]}" if missing else "")
+            + ": fetch them from the machine that trained it"
         )

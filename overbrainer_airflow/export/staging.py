@@ -61,7 +61,7 @@ def _tree(run_dir: Path, path: Path) -> Iterator[Path]:
 def _inside(run_dir: Path, path: Path) -> Path:
     """Return ``path`` if it is a regular file of the run, itself or where it links to."""
     target = path.resolve()
-    if path.is_symlink() and not target.is_relative_to(run_dir.resolve()):
+    if not target.is_relative_to(run_dir.resolve()):
         raise RunNotReadyError(
             f"run {run_dir.name}: {path} links to {target}, outside the run: "
             "put the file itself into the run"
@@ -90,8 +90,10 @@ def discard_staged(run_dir: Path, job_dir: Path) -> None:
 
     Nothing happens for an export in a training job, whose job directory is the run's.
     """
-    if job_dir == run_dir:
+    if job_dir.resolve() == run_dir.resolve():
         return
-    if (job_dir / OUTPUT_DIR).exists():
-        shutil.rmtree(job_dir / OUTPUT_DIR)
-    (job_dir / CONFIG_FILE).unlink(missing_ok=True)
+    for staged in (job_dir / OUTPUT_DIR, job_dir / CONFIG_FILE):
+        if staged.is_dir() and not staged.is_symlink():
+            shutil.rmtree(staged)
+        else:
+            staged.unlink(missing_ok=True)

@@ -4,9 +4,10 @@
         job.sh       what started it
         job.lock     held while a job is being started or told to stop
         job.inputs   what the job was made of, as one line
-        job.boot     the machine's boot id, and when the leader started
+        job.boot     the machine's boot id, and when the leader started, in two clocks
         job.pid      the session leader, which is also its process group
         job.log      what it prints
+        job.shown    how much of that somebody who follows the job has shown
         exit_code    written when it ends, through a rename
         cancelling   somebody asked it to stop: the process that sees to it, and its start
         cancelled    it has stopped for that reason, and its processes are gone
@@ -18,38 +19,35 @@ Nothing else knows about the job: whoever can read the directory can take over.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from overbrainer_airflow.errors import JobError, MachineError
 from overbrainer_airflow.machines.job_shell import (
     GRACE,
     cancel_script,
-    poll_script,
     start_script,
+    status_script,
 )
 from overbrainer_airflow.machines.protocol import Machine, run_checked
-from overbrainer_airflow.machines.shell import quote
 
 Outcome = Literal["started", "running", "finished", "different"]
 State = Literal["absent", "running", "exited", "cancelled", "lost"]
 
 
 @dataclass(frozen=True)
-class Poll:
-    """What one look at a job brought.
+class Status:
+    """What a job is at.
 
     Attributes:
-        state: what the job is at.
+        state: its state.
         exit_code: of the job's command, when it has exited.
-        log: the log from the offset asked for, in bytes as they are.
-        log_size: bytes in the whole log at that moment.
+        inputs: the line that it was started with; empty when it never was.
     """
 
     state: State
-    exit_code: int | None
-    log: bytes
-    log_size: int
+    exit_code: int | None = None
+    inputs: str = ""
 
     @property
     def ended(self) -> bool:
@@ -57,24 +55,18 @@ class Poll:
         return self.state != "running"
 
 
-def parse_poll(output: bytes) -> Poll:
-    """Read what `poll_script` printed.
+def parse_state(words: list[str]) -> Status:
+    """Read the words of `job_shell`'s state.
 
     Raises:
-        MachineError: it is something else.
+        MachineError: they are something else.
     """
-    line, newline, log = output.partition(b"\n")
-    words = line.decode("ascii", "replace").split()
-    try:
-        if not newline:
-            raise ValueError
-        state, *code, size = words
-        exit_code = int(code[0]) if code else None
-        if state not in ("absent", "running", "exited", "cancelled", "lost"):
-            raise ValueError
-        return Poll(state, exit_code, log, int(size))  # type: ignore[arg-type]
-    except ValueError:
-        raise MachineError(f"the job's state cannot be read from {line[:100]!r}") from None
+    match words:
+        case ["exited", code] if code.isdecimal():
+            return Status("exited", int(code))
+        case ["absent" | "running" | "cancelled" | "lost" as state]:
+            return Status(state)
+    raise MachineError(f"the job's state cannot be read from {' '.join(words)[:100]!r}")
 
 
 async def start(
@@ -99,23 +91,15 @@ async def start(
     raise MachineError(f"machine {machine.name}: starting {directory} answered {output[:100]!r}")
 
 
-async def made_of(machine: Machine, directory: str) -> str:
-    """Return the line that `start` was given as ``inputs``, empty when no job was started.
+async def status(machine: Machine, directory: str) -> Status:
+    """Ask once what a job is at.
 
     Raises:
         MachineError: the machine cannot be reached.
     """
-    script = f"cd -- {quote(directory)} 2>/dev/null && cat job.inputs 2>/dev/null || :"
-    return (await run_checked(machine, script)).decode("utf-8", "replace").strip()
-
-
-async def poll(machine: Machine, directory: str, offset: int = 0) -> Poll:
-    """Look at a job once, and at its log from ``offset`` on.
-
-    Raises:
-        MachineError: the machine cannot be reached.
-    """
-    return parse_poll(await run_checked(machine, poll_script(directory, offset)))
+    output = (await run_checked(machine, status_script(directory))).decode("utf-8", "replace")
+    state, _, inputs = output.partition("\n")
+    return replace(parse_state(state.split()), inputs=inputs.strip())
 
 
 async def cancel(machine: Machine, directory: str) -> None:
@@ -127,7 +111,7 @@ async def cancel(machine: Machine, directory: str) -> None:
     """
     await run_checked(machine, cancel_script(directory))
     for _ in range((GRACE + 20) * 5):
-        if (await poll(machine, directory, offset=1 << 62)).ended:
+        if (await status(machine, directory)).ended:
             return
         await asyncio.sleep(0.2)
     raise JobError(

@@ -1,19 +1,31 @@
-"""Following a detached job to its end, over connections that may break."""
+"""Following a detached job to its end, over connections that may break.
+
+One connection and one shell on the machine stay for the whole job; a look is one line there and one
+answer back, with the job's state and the next bytes of its log. How much of the log was shown is
+kept on the machine, by the name of the watcher: one that is restarted goes on where it was.
+"""
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from overbrainer_airflow.errors import JobError, MachineError
-from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.detached_job import Poll
+from overbrainer_airflow.machines.detached_job import Status, parse_state
+from overbrainer_airflow.machines.job_shell import watch_script
+from overbrainer_airflow.machines.log_lines import LogLines
 from overbrainer_airflow.machines.progress import human_duration
-from overbrainer_airflow.machines.protocol import Machine
+from overbrainer_airflow.machines.protocol import Machine, Session
 
 log = logging.getLogger(__name__)
+
+_RECONNECTS_LOGGED = 3
+
+# Showing lines takes time, and an event loop has other things to do.
+_LINES_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -40,49 +52,101 @@ class Pace:
 PACE = Pace()
 
 
+@dataclass(frozen=True)
+class Look:
+    """What one look at a job brought.
+
+    Attributes:
+        status: what the job is at.
+        age: seconds since the job was started, by the machine's clock.
+        lines: the lines of its log that are new.
+    """
+
+    status: Status
+    age: float
+    lines: list[str]
+
+
 async def follow(
-    machine: Machine, directory: str, offset: int = 0, pace: Pace = PACE
-) -> AsyncIterator[Poll]:
-    """Yield each look at a job until it has ended and its log is read to the last byte.
+    machine: Machine, directory: str, watcher: str = "anybody", pace: Pace = PACE
+) -> AsyncGenerator[Look, None]:
+    """Yield each look at a job until it has ended and its log is shown to the last byte.
+
+    Args:
+        machine: where the job is.
+        directory: the job directory.
+        watcher: one word that names who shows the log; it is shown to each watcher once.
+        pace: how often to look, and how long to wait for an unreachable machine.
 
     Raises:
         JobError: the machine stayed unreachable longer than ``pace`` allows.
         asyncio.CancelledError: the caller was cancelled; the job goes on.
     """
-    wait = pace.first
-    while True:
-        look = await _poll_again_and_again(machine, directory, offset, pace)
-        offset += len(look.log)
-        yield look
-        if offset < look.log_size and look.log:
-            continue
-        if look.ended:
-            return
-        await asyncio.sleep(wait)
-        wait = pace.after(wait)
-
-
-async def _poll_again_and_again(
-    machine: Machine,
-    directory: str,
-    offset: int,
-    pace: Pace,
-    clock: Callable[[], float] = time.monotonic,
-) -> Poll:
-    """Poll until the machine answers, reconnecting with growing, scattered waits."""
-    since = None
-    wait = pace.first
+    script, shown = watch_script(directory, watcher), _Shown()
+    since: float | None = None
+    failures = 0
     while True:
         try:
-            return await detached_job.poll(machine, directory, offset)
+            async with aclosing(_watch(machine, script, shown, pace)) as looks:
+                async for look in looks:
+                    since, failures = None, 0
+                    yield look
+            return  # noqa: TRY300 - the loop is for what the except clause handles
         except MachineError as error:
-            since = clock() if since is None else since
-            gone = clock() - since
+            since = time.monotonic() if since is None else since
+            gone = time.monotonic() - since
             if gone >= pace.unreachable:
                 raise JobError(
                     f"{error}: unreachable for {human_duration(gone)}. The job in {directory} may "
                     "still run there: a retry of this task finds it and follows it on"
                 ) from error
-            log.warning("%s; tries again, the job goes on meanwhile", error)
+            failures += 1
+            if failures <= _RECONNECTS_LOGGED:
+                log.warning("%s; connects again, the job goes on meanwhile", error)
+            wait = min(pace.first * 2**failures, pace.longest)
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-            wait = pace.after(wait * 1.5)
+
+
+@dataclass
+class _Shown:
+    """How much of the log was shown; a broken connection does not make that uncertain."""
+
+    offset: int | None = None
+    lines: LogLines = field(default_factory=LogLines)
+
+
+async def _watch(
+    machine: Machine, script: str, shown: _Shown, pace: Pace
+) -> AsyncGenerator[Look, None]:
+    """Yield looks over one connection, for as long as it holds."""
+    async with machine.session(script) as session:
+        if shown.offset is None:
+            shown.offset = int(await session.ask("from"))
+        wait = pace.first
+        while True:
+            status, age, size, piece = await _look(session, shown.offset)
+            shown.offset += len(piece)
+            new = shown.lines.feed(piece)
+            last = status.ended and shown.offset >= size
+            if last:
+                new += shown.lines.end()
+            for begin in range(0, max(len(new), 1), _LINES_AT_ONCE):
+                yield Look(status, age, new[begin : begin + _LINES_AT_ONCE])
+                await asyncio.sleep(0)
+            if piece or last:
+                await session.tell(f"shown {shown.offset - shown.lines.pending}")
+            if last:
+                await session.ask("from")  # answered once the line before it is written down
+                return
+            if shown.offset < size:
+                continue
+            await asyncio.sleep(wait)
+            wait = pace.after(wait)
+
+
+async def _look(session: Session, offset: int) -> tuple[Status, float, int, bytes]:
+    answer = (await session.ask(f"look {offset}")).decode("ascii", "replace")
+    *state, age, size, count = answer.split() or ["", "", "", ""]
+    if not (age.lstrip("-").isdecimal() and size.isdecimal() and count.isdecimal()):
+        raise MachineError(f"the job's state cannot be read from {answer[:100]!r}")
+    return parse_state(state), float(age), int(size), await session.read(int(count))

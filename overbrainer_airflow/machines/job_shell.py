@@ -8,7 +8,7 @@ GRACE = 10
 """Seconds between asking a job's processes to stop and killing them."""
 
 LOG_CHUNK = 256 * 1024
-"""Bytes of log that one poll brings at most."""
+"""Bytes of log that one look brings at most."""
 
 # A process is told apart from a later one with its number by its start time and the boot; a
 # member that is a zombie no longer counts. Without /proc (macOS) only the group is asked for.
@@ -43,7 +43,7 @@ group_alive() {
     kill -0 "-$1" 2>/dev/null
 }
 job_alive() {
-    read -r pid <job.pid && read -r boot start <job.boot || return 1
+    read -r pid <job.pid && read -r boot start _ <job.boot || return 1
     case "$pid" in '' | 0 | 1 | *[!0-9]*) return 1 ;; esac
     [ "$boot" = "$(boot_id)" ] && group_alive "$pid" "$start"
 } 2>/dev/null
@@ -79,7 +79,7 @@ lock_job() {
 # The leader outlives the signal that ends its command, so that the end is written down.
 _JOB = f"""#!/bin/sh
 {_FUNCTIONS}
-echo "$(boot_id) $(start_of $$)" >job.boot
+echo "$(boot_id) $(start_of $$) $(date +%s)" >job.boot
 echo $$ >job.pid.part && mv job.pid.part job.pid
 echo ready >&3
 exec 3>&-
@@ -139,7 +139,7 @@ if [ "$state" != absent ]; then
     attempt=1
     while [ -e "attempts/$attempt" ]; do attempt=$((attempt + 1)); done
     mkdir -p "attempts/$attempt"
-    for file in job.inputs job.boot job.log exit_code cancelling cancelled job.pid; do
+    for file in job.inputs job.boot job.log job.shown exit_code cancelling cancelled job.pid; do
         [ ! -e "$file" ] || mv "$file" "attempts/$attempt/"
     done
 fi
@@ -154,16 +154,41 @@ echo started
 """
 
 
-def poll_script(directory: str, offset: int, limit: int = LOG_CHUNK) -> str:
-    """Return shell that prints the job's state and log size, then the log from ``offset`` on."""
+def watch_script(directory: str, watcher: str, limit: int = LOG_CHUNK) -> str:
+    """Return shell that answers looks at a job, a request a line, until its input ends.
+
+    ``from`` answers how many bytes of the log ``watcher`` has shown already. ``look OFFSET``
+    answers a line, ``<state> [<exit code>] <seconds since the start> <size of the log> <n>``, and
+    ``n`` bytes of the log from the offset on. ``shown OFFSET`` is not answered.
+    """
     return f"""
-cd -- {quote(directory)} 2>/dev/null || {{ echo 'lost 0'; exit; }}
 {_FUNCTIONS}
-state=$(job_status)
-size=0
-[ ! -f job.log ] || size=$(($(wc -c <job.log)))
-echo "$state $size"
-[ "$size" -le {offset:d} ] || tail -c +{offset + 1:d} job.log | head -c {limit:d}
+directory={quote(directory)}
+watcher={quote(watcher)}
+cd -- "$directory" 2>/dev/null || cd /
+look() {{
+    state=lost size=0 age=0
+    if [ -d "$directory" ]; then
+        state=$(job_status)
+        [ ! -f job.log ] || size=$(($(wc -c <job.log)))
+        [ ! -f job.boot ] || read -r _ _ began <job.boot
+        age=$(($(date +%s) - ${{began:-$(date +%s)}}))
+    fi
+    count=$((size > $1 ? size - $1 : 0))
+    [ "$count" -le {limit:d} ] || count={limit:d}
+    echo "$state $age $size $count"
+    [ "$count" = 0 ] || tail -c "+$(($1 + 1))" job.log | head -c "$count"
+}}
+while read -r request offset; do
+    case "$request" in
+        from)
+            {{ read -r who at <job.shown && [ "$who" = "$watcher" ]; }} 2>/dev/null || at=0
+            echo "$at"
+            ;;
+        look) look "$offset" </dev/null ;;
+        shown) echo "$watcher $offset" >job.shown.part && mv job.shown.part job.shown ;;
+    esac
+done
 """
 
 
@@ -179,6 +204,16 @@ if [ "$state" = running ]; then
     [ "$ready" = ready ] || {{ echo "cannot write $PWD/cancelling" >&2; exit 1; }}
 fi
 echo "$state"
+"""
+
+
+def status_script(directory: str) -> str:
+    """Return shell that prints a job's state, and on a line of its own what it was made of."""
+    return f"""
+{_FUNCTIONS}
+cd -- {quote(directory)} 2>/dev/null || {{ echo lost; exit; }}
+job_status
+cat job.inputs 2>/dev/null || :
 """
 
 

@@ -5,14 +5,16 @@ import contextlib
 import os
 import shutil
 import signal
-import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from overbrainer_airflow.errors import MachineError
-from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress
+from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress, Session
 from overbrainer_airflow.machines.runtime import MachineSettings
-from overbrainer_airflow.machines.shell import after_mark, framed
+from overbrainer_airflow.machines.session import StreamSession
+from overbrainer_airflow.machines.shell import after_mark, framed, new_mark
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,8 @@ class LocalMachine:
 
     async def run(self, script: str, *, timeout: float = COMMAND_TIMEOUT) -> Completed:
         """See `Machine.run`."""
-        mark = f"overbrainer:{uuid.uuid4().hex}"
-        process = await asyncio.create_subprocess_exec(
-            "sh",
-            "-s",
-            cwd=Path.home(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        mark = new_mark()
+        process = await _shell(stderr=asyncio.subprocess.PIPE)
         try:
             output, errors = await asyncio.wait_for(
                 process.communicate(framed(script, mark)), timeout
@@ -44,12 +38,24 @@ class LocalMachine:
                 "overloaded"
             ) from None
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            await _end(process)
         status = process.returncode if process.returncode is not None else -1
         return Completed(status, after_mark(output, mark), errors.decode("utf-8", "replace"))
+
+    @asynccontextmanager
+    async def session(self, script: str) -> AsyncIterator[Session]:
+        """See `Machine.session`."""
+        mark = new_mark()
+        process = await _shell(stderr=asyncio.subprocess.DEVNULL)
+        try:
+            assert process.stdin is not None  # noqa: S101 - both are pipes
+            assert process.stdout is not None  # noqa: S101
+            process.stdin.write(framed(script, mark, reads=True))
+            session = StreamSession(self.name, process.stdout, process.stdin)
+            await session.begin(mark)
+            yield session
+        finally:
+            await _end(process)
 
     async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
         """See `Machine.put`."""
@@ -70,3 +76,22 @@ class LocalMachine:
         if progress is not None:
             size = target.stat().st_size
             progress(size, size)
+
+
+async def _shell(stderr: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        "sh",
+        "-s",
+        cwd=Path.home(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -1,6 +1,5 @@
 """A job's log, as it arrives in pieces, as lines of text."""
 
-import codecs
 import re
 from collections import deque
 
@@ -11,28 +10,38 @@ _LONGEST = 64 * 1024
 class LogLines:
     """Turns bytes into lines, whatever place they were cut at, and remembers the last ones.
 
-    A carriage return ends a line as a newline does: it is how progress bars are drawn.
+    A progress bar redraws its line after a carriage return: of such a line its last state is
+    shown. Bytes that are no UTF-8 become replacement characters.
     """
 
     def __init__(self, remember: int = 40) -> None:
         """Remember the last ``remember`` lines."""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+        self._rest = b""
         self.last: deque[str] = deque(maxlen=remember)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were fed and belong to a line that is not complete yet."""
+        return len(self._rest)
 
     def feed(self, log: bytes) -> list[str]:
         """Return the lines that ``log`` completes; empty ones say nothing and are left out."""
-        *whole, self._rest = re.split(r"[\r\n]", self._rest + self._decoder.decode(log))
+        *whole, self._rest = (self._rest + log).split(b"\n")
         if len(self._rest) > _LONGEST:
-            whole, self._rest = [*whole, self._rest], ""
-        return self._kept(whole)
+            whole, self._rest = [*whole, self._rest], b""
+        return self._shown(whole)
 
     def end(self) -> list[str]:
         """Return what came after the last newline."""
-        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
-        return self._kept([rest])
+        rest, self._rest = self._rest, b""
+        return self._shown([rest])
 
-    def _kept(self, lines: list[str]) -> list[str]:
-        kept = [line for line in (_CONTROL.sub("", raw).rstrip() for raw in lines) if line]
-        self.last.extend(kept)
-        return kept
+    def _shown(self, lines: list[bytes]) -> list[str]:
+        shown = [text for text in map(_text, lines) if text]
+        self.last.extend(shown)
+        return shown
+
+
+def _text(line: bytes) -> str:
+    drawn = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    return _CONTROL.sub("", drawn.decode("utf-8", "replace")).rstrip()

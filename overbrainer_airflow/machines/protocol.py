@@ -1,6 +1,7 @@
 """What every machine can do; where it is and how it is reached is its own affair."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,34 @@ class Completed:
     stderr: str
 
 
+class Session(Protocol):
+    """A shell script that stays and answers, a request a line."""
+
+    async def ask(self, request: str, *, timeout: float = COMMAND_TIMEOUT) -> bytes:
+        """Send one line and return the one line that answers it, without its newline.
+
+        Raises:
+            MachineError: the connection was lost, or no answer came within ``timeout`` seconds.
+        """
+        ...
+
+    async def read(self, size: int, *, timeout: float = COMMAND_TIMEOUT) -> bytes:
+        """Return the ``size`` bytes that follow an answer.
+
+        Raises:
+            MachineError: the connection was lost, or they did not come within ``timeout`` seconds.
+        """
+        ...
+
+    async def tell(self, request: str) -> None:
+        """Send one line that is not answered.
+
+        Raises:
+            MachineError: the connection was lost.
+        """
+        ...
+
+
 class Machine(Protocol):
     """Somewhere that runs shell and holds files. Paths on it are absolute and use ``/``."""
 
@@ -45,6 +74,14 @@ class Machine(Protocol):
 
         Raises:
             MachineError: it cannot be reached, or the script did not end in time.
+        """
+        ...
+
+    def session(self, script: str) -> AbstractAsyncContextManager[Session]:
+        """Start a POSIX shell script that reads requests and answers them, until it is left.
+
+        Raises:
+            MachineError: the machine cannot be reached.
         """
         ...
 

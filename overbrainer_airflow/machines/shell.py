@@ -6,6 +6,7 @@ secrets) is in no argument list, and whatever the account's login shell is, a PO
 
 import re
 import shlex
+import uuid
 from collections.abc import Mapping
 
 from overbrainer_airflow.errors import InvalidInputError, MachineError
@@ -38,14 +39,21 @@ def exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={quote(value)}\n" for name, value in env.items())
 
 
-def framed(script: str, mark: str) -> bytes:
+def new_mark() -> str:
+    """Return a line that no login shell prints by itself."""
+    return f"overbrainer:{uuid.uuid4().hex}"
+
+
+def framed(script: str, mark: str, *, reads: bool = False) -> bytes:
     """Return what is sent to `sh -s` for ``script``.
 
     The braces make the shell read all of it before it runs any of it: a script that a lost
     connection cut short does nothing. The mark separates the script's output from a login shell's
-    banner. The script itself reads nothing.
+    banner. Unless it ``reads``, the script's own input is empty; a script that does must not be
+    sent anything before its mark has arrived.
     """
-    return f"{{\nprintf '%s\\n' {quote(mark)}\n{script}\n}} </dev/null\n".encode()
+    source = "" if reads else " </dev/null"
+    return f"{{\nprintf '%s\\n' {quote(mark)}\n{script}\n}}{source}\n".encode()
 
 
 def after_mark(output: bytes, mark: str) -> bytes:

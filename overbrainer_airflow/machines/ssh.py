@@ -1,17 +1,18 @@
 """A machine reached over SSH, through one connection that is opened when it is first needed."""
 
 import asyncio
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncssh
 
 from overbrainer_airflow.errors import MachineError
-from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress
+from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress, Session
 from overbrainer_airflow.machines.runtime import MachineSettings
-from overbrainer_airflow.machines.shell import SHELL_COMMAND, after_mark, framed
+from overbrainer_airflow.machines.session import StreamSession
+from overbrainer_airflow.machines.shell import SHELL_COMMAND, after_mark, framed, new_mark
 
 CONNECT_TIMEOUT = 30.0
 
@@ -36,7 +37,7 @@ class SSHMachine:
     async def run(self, script: str, *, timeout: float = COMMAND_TIMEOUT) -> Completed:
         """See `Machine.run`."""
         connection = await self._connected()
-        mark = f"overbrainer:{uuid.uuid4().hex}"
+        mark = new_mark()
         try:
             done = await asyncio.wait_for(
                 connection.run(SHELL_COMMAND, input=framed(script, mark), encoding=None),
@@ -60,6 +61,33 @@ class SSHMachine:
             return Completed(status, after_mark(output, mark), errors)
         except MachineError as error:
             raise MachineError(f"machine {self.name}: {error} {errors.strip()[-200:]}") from None
+
+    @asynccontextmanager
+    async def session(self, script: str) -> AsyncIterator[Session]:
+        """See `Machine.session`."""
+        connection = await self._connected()
+        mark = new_mark()
+        try:
+            process = await asyncio.wait_for(
+                connection.create_process(SHELL_COMMAND, encoding=None, stderr=asyncssh.DEVNULL),
+                CONNECT_TIMEOUT,
+            )
+        except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
+            await self.close()
+            raise MachineError(f"machine {self.name}: the connection was lost: {error}") from error
+        try:
+            process.stdin.write(framed(script, mark, reads=True))
+            session = StreamSession(f"machine {self.name}", process.stdout, process.stdin)
+            await session.begin(mark)
+            yield session
+        except MachineError:
+            await self.close()
+            raise
+        except asyncssh.Error as error:
+            await self.close()
+            raise MachineError(f"machine {self.name}: the connection was lost: {error}") from error
+        finally:
+            process.close()
 
     async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
         """See `Machine.put`."""

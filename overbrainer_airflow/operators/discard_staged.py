@@ -54,7 +54,7 @@ class DiscardStagedOperator(BaseOperator):
 
     async def _discard(self, staged: StagedExport) -> None:
         async with MachineHook(staged.ssh_conn_id).machine() as machine:
-            if (await detached_job.poll(machine, staged.job_dir)).state == "running":
+            if (await detached_job.status(machine, staged.job_dir)).state == "running":
                 self.log.warning(
                     "The job in %s on %s still runs, leaves it what it needs; a retry of the "
                     "export follows it",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    StringConstraints,
+    ValidationError,
+)
 
 from overbrainer_airflow.errors import InvalidInputError
 from overbrainer_airflow.export.ids import check_export_id, check_run_id
@@ -52,10 +59,10 @@ class StagedExport(_Handover):
     quantize: Annotated[str, AfterValidator(check_quantize)]
     ssh_conn_id: str | None = None
     runs_dir: Annotated[str, AfterValidator(_absolute)]
-    model: str
+    model: Annotated[str, StringConstraints(pattern=r"^output(/[A-Za-z0-9_-]+)?$")]
     workdir: Annotated[str, AfterValidator(_absolute)]
     job_dir: Annotated[str, AfterValidator(_absolute)]
-    file: str
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+\.gguf$")]
     in_place: bool
     inputs: Sha256
     release: LlamaCppRelease

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseOperator
 
 from overbrainer_airflow.errors import JobError, NoGGUFError, OverbrainerError
 from overbrainer_airflow.export.quantize import GGUF_DIR
 from overbrainer_airflow.hooks.machine import MachineHook
+from overbrainer_airflow.hooks.secrets import read_secrets
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.follow import follow
-from overbrainer_airflow.machines.log_lines import LogLines
 from overbrainer_airflow.machines.manifest import machine_manifest
+from overbrainer_airflow.machines.progress import human_size
 from overbrainer_airflow.machines.runtime import job_command
+from overbrainer_airflow.machines.watch import JobEnd
 from overbrainer_airflow.operators.base import about, failing_fast, run_async
 from overbrainer_airflow.operators.handover import (
     ExportedGGUF,
@@ -22,14 +25,17 @@ from overbrainer_airflow.operators.handover import (
     job_of,
     read_handover,
 )
+from overbrainer_airflow.operators.stages import SAID, stage_summary, what_failed
+from overbrainer_airflow.triggers.export_job import ExportJobTrigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from airflow.sdk import Context
 
-    from overbrainer_airflow.machines.detached_job import Poll
-    from overbrainer_airflow.machines.protocol import Machine
+
+JOB_TIMEOUT = timedelta(hours=24)
+DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
 
 
 class RunExportOperator(BaseOperator):
@@ -40,12 +46,21 @@ class RunExportOperator(BaseOperator):
 
     Args:
         staged: what `StageModelOperator` returned.
+        deferrable: whether the triggerer follows the job, so that it holds no worker; Airflow's
+            ``[operators] default_deferrable`` when not given.
+        job_timeout: how long the job may take from its start, over all tries that follow it; then
+            it is cancelled. None sets no limit.
+        unreachable_timeout: how long the machine may stay unreachable before the task fails; the
+            job goes on meanwhile.
+        secrets: environment variables of the job, each with where its value is kept:
+            ``{"HF_TOKEN": "connection:hugging_face"}`` (the password) or ``"variable:hf_token"``.
 
     Returns:
         `ExportedGGUF`, as a dictionary.
 
     Raises:
-        JobError: the job failed, was lost or was cancelled; the message has the log's last line.
+        JobError: the job failed, was lost, was cancelled or took too long; the message has its
+            last words.
         NoGGUFError: it succeeded and left no GGUF.
         MachineError: the machine cannot be reached.
     """
@@ -53,16 +68,42 @@ class RunExportOperator(BaseOperator):
     template_fields: Sequence[str] = ("staged",)
     ui_color = "#d8e8f3"
 
-    def __init__(self, *, staged: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        staged: Any,
+        deferrable: bool = DEFERRABLE,
+        job_timeout: timedelta | None = JOB_TIMEOUT,
+        unreachable_timeout: timedelta = timedelta(minutes=15),
+        secrets: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.staged = staged
+        self.deferrable = deferrable
+        self.job_timeout = job_timeout
+        self.unreachable_timeout = unreachable_timeout
+        self.secrets = dict(secrets or {})
         self._stop: Callable[[], object] | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+    def execute(self, context: Context) -> dict[str, Any]:
         """Run the export; see the class."""
         with failing_fast():
             staged = read_handover(StagedExport, self.staged, self.task_id)
-        return run_async(self._export(staged)).plain()
+        trigger = self._trigger(staged, watcher=str(context["ti"].id))
+        if self.deferrable:
+            run_async(self._start(staged))
+            self.defer(trigger=trigger, method_name="execute_complete")
+        end = run_async(self._start_and_watch(staged, trigger))
+        return self._finish(staged, end)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Take the result once the triggerer says that the job has ended."""
+        with failing_fast():
+            staged = read_handover(StagedExport, self.staged, self.task_id)
+        if "error" in event:
+            raise JobError(f"{_subject(staged)}: {event['error']}")
+        return self._finish(staged, JobEnd(**event))
 
     def on_kill(self) -> None:
         """Cancel the job: somebody stopped the task.
@@ -75,36 +116,47 @@ class RunExportOperator(BaseOperator):
         else:
             run_async(_cancel(read_handover(StagedExport, self.staged, self.task_id)))
 
-    async def _export(self, staged: StagedExport) -> ExportedGGUF:
+    def _trigger(self, staged: StagedExport, watcher: str) -> ExportJobTrigger:
+        limit = self.job_timeout
+        return ExportJobTrigger(
+            ssh_conn_id=staged.ssh_conn_id,
+            job_dir=staged.job_dir,
+            watcher=watcher,
+            mark=SAID,
+            time_limit=None if limit is None else limit.total_seconds(),
+            unreachable=self.unreachable_timeout.total_seconds(),
+        )
+
+    async def _start_and_watch(self, staged: StagedExport, trigger: ExportJobTrigger) -> JobEnd:
+        """Watch the job from this worker, as the triggerer would."""
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
         assert this is not None  # noqa: S101 - a coroutine that runs is a task's
         self._stop = lambda: loop.call_soon_threadsafe(this.cancel)
         try:
+            await self._start(staged)
             async with MachineHook(staged.ssh_conn_id).machine() as machine:
-                await self._start(machine, staged)
-                end, lines = await self._follow(machine, staged)
-                return await _result(machine, staged, end, lines)
+                return await trigger.watch(machine, lambda line: self.log.info("%s", line))
         except asyncio.CancelledError:
             self.log.warning("The task was stopped, cancels the job in %s", staged.job_dir)
             await _cancel(staged)
-            raise JobError(
-                f"run {staged.run_id}: the task was stopped and its job cancelled"
-            ) from None
+            raise JobError(f"{_subject(staged)}: the task was stopped, its job cancelled") from None
         except OverbrainerError as error:
-            raise about(f"export of run {staged.run_id} to {staged.quantize}", error) from error
+            raise about(_subject(staged), error) from error
         finally:
             self._stop = None
 
-    async def _start(self, machine: Machine, staged: StagedExport) -> None:
+    async def _start(self, staged: StagedExport) -> None:
         job = job_of(staged)
-        outcome = await detached_job.start(
-            machine,
-            staged.job_dir,
-            job_command(machine.settings, job.command()),
-            job.env(staged.job_dir) | {"OVERBRAINER_CACHE": f"{staged.workdir}/.cache"},
-            inputs=staged.inputs,
-            result=f"{GGUF_DIR}/{staged.file}",
-        )
+        env = job.env(staged.job_dir) | {"OVERBRAINER_CACHE": f"{staged.workdir}/.cache"}
+        async with MachineHook(staged.ssh_conn_id).machine() as machine:
+            outcome = await detached_job.start(
+                machine,
+                staged.job_dir,
+                job_command(machine.settings, job.command()),
+                env | await asyncio.to_thread(read_secrets, self.secrets),
+                inputs=staged.inputs,
+                result=f"{GGUF_DIR}/{staged.file}",
+            )
         if outcome == "different":
             raise JobError(
                 f"a job made of other files runs in {staged.job_dir} on machine {machine.name}: "
@@ -117,36 +169,33 @@ class RunExportOperator(BaseOperator):
         }
         self.log.info(said[outcome], staged.job_dir, machine.name)
 
-    async def _follow(self, machine: Machine, staged: StagedExport) -> tuple[Poll, LogLines]:
-        """Show the job's log until it has ended; return its last look and the log's lines."""
-        lines = LogLines()
-        async for look in follow(machine, staged.job_dir):
-            for line in lines.feed(look.log):
-                self.log.info("%s", line)
-        for line in lines.end():
-            self.log.info("%s", line)
-        return look, lines
+    def _finish(self, staged: StagedExport, end: JobEnd) -> dict[str, Any]:
+        """Say how the export went, and return its result or raise its reason."""
+        if summary := stage_summary(end.marked):
+            self.log.info("Stages: %s", summary)
+        if reason := what_failed(end, staged.job_dir):
+            for line in end.last:
+                self.log.info("  %s", line)
+            raise JobError(f"{_subject(staged)}: {reason}")
+        exported = run_async(_result(staged))
+        self.log.info("Made %s, %s", staged.file, human_size(exported.size))
+        return exported.plain()
 
 
-async def _result(
-    machine: Machine, staged: StagedExport, end: Poll, lines: LogLines
-) -> ExportedGGUF:
-    where = f"{staged.job_dir} on machine {machine.name}"
-    said = next((line for line in reversed(lines.last) if line.startswith("export: ")), None)
-    reason = said or (lines.last[-1] if lines.last else "it printed nothing")
-    if end.state == "cancelled":
-        raise JobError(f"the job in {where} was cancelled; a retry starts it again")
-    if end.state != "exited":
-        raise JobError(
-            f"the job in {where} was lost: its processes are gone without an exit code, killed or "
-            f"ended by a restart of the machine; a retry starts it again. Its last line: {reason}"
-        )
-    if end.exit_code != 0:
-        raise JobError(f"the job in {where} ended with exit code {end.exit_code}: {reason}")
+def _subject(staged: StagedExport) -> str:
+    where = staged.ssh_conn_id or "this worker"
+    return f"export of run {staged.run_id} to {staged.quantize} on {where}"
+
+
+async def _result(staged: StagedExport) -> ExportedGGUF:
     file = f"{GGUF_DIR}/{staged.file}"
-    made = (await machine_manifest(machine, staged.job_dir, [file])).get(file)
+    async with MachineHook(staged.ssh_conn_id).machine() as machine:
+        made = (await machine_manifest(machine, staged.job_dir, [file])).get(file)
     if made is None or made.size == 0:
-        raise NoGGUFError(f"the job left no GGUF file {staged.file} in {staged.job_dir}/{GGUF_DIR}")
+        raise NoGGUFError(
+            f"{_subject(staged)}: the job left no GGUF file {staged.file} in "
+            f"{staged.job_dir}/{GGUF_DIR}"
+        )
     return ExportedGGUF(**staged.model_dump(), size=made.size, sha256=made.sha256)
 
 

@@ -150,20 +150,18 @@ class StageModelOperator(BaseOperator):
         return None
 
     async def _runs_already(self, machine: Machine, staged: StagedExport) -> bool:
-        """Whether this export's job runs or has its result: then nothing must be touched."""
-        look = await detached_job.poll(machine, staged.job_dir)
-        if look.state != "running" and (look.state, look.exit_code) != ("exited", 0):
+        """Whether this export's job runs: then nothing of it must be touched."""
+        job = await detached_job.status(machine, staged.job_dir)
+        if job.state != "running":
             return False
-        same = await detached_job.made_of(machine, staged.job_dir) == staged.inputs
-        if look.state == "running" and not same:
+        if job.inputs != staged.inputs:
             raise JobError(
                 f"run {staged.run_id}: a job made of other files runs in {staged.job_dir} on "
                 f"machine {machine.name}: nothing was sent; mark that task failed to stop it, "
                 "then try again"
             )
-        if look.state == "running":
-            self.log.info("Finds the job running in %s, sends nothing", staged.job_dir)
-        return look.state == "running"
+        self.log.info("Finds the job running in %s, sends nothing", staged.job_dir)
+        return True
 
     async def _send(
         self,

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from overbrainer_airflow.errors import MachineError
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.detached_job import Outcome, Poll
+from overbrainer_airflow.machines.detached_job import Outcome, Status
 from overbrainer_airflow.machines.follow import Pace, follow
 from overbrainer_airflow.machines.protocol import Machine
 from tests.integration.conftest import Use, command_lines, left_running_in
@@ -33,11 +35,12 @@ async def start(
     )
 
 
-async def end_of(machine: Machine, directory: Path) -> tuple[Poll, bytes]:
-    log = b""
+async def end_of(machine: Machine, directory: Path) -> tuple[Status, list[str]]:
+    """Return how a job ended, and its log."""
+    log = []
     async for look in follow(machine, str(directory), pace=Pace(first=0.05)):
-        log += look.log
-    return look, log
+        log += look.lines
+    return look.status, log
 
 
 async def until(condition: object, what: str) -> None:
@@ -56,7 +59,7 @@ def test_a_job_leaves_its_exit_code_and_its_log(on_machine: Use, job_dir: Path) 
         assert await start(machine, job_dir, "echo one; echo two >&2; exit 7") == "started"
         look, log = await end_of(machine, job_dir)
         assert (look.state, look.exit_code) == ("exited", 7)
-        assert log == b"one\ntwo\n"
+        assert log == ["one", "two"]
 
     on_machine(work)
 
@@ -65,13 +68,13 @@ def test_a_job_outlives_the_connection_that_started_it(on_machine: Use, job_dir:
     async def begin(machine: Machine) -> None:
         await start(machine, job_dir, "while [ ! -e go ]; do sleep 0.05; done; echo late")
 
-    async def end(machine: Machine) -> bytes:
-        assert (await detached_job.poll(machine, str(job_dir))).state == "running"
+    async def end(machine: Machine) -> list[str]:
+        assert (await detached_job.status(machine, str(job_dir))).state == "running"
         (job_dir / "go").touch()
         return (await end_of(machine, job_dir))[1]
 
     on_machine(begin)
-    assert on_machine(end) == b"late\n"
+    assert on_machine(end) == ["late"]
 
 
 def test_a_job_leads_a_session_of_its_own(on_machine: Use, job_dir: Path) -> None:
@@ -126,7 +129,7 @@ def test_a_finished_job_whose_result_is_gone_is_started_again(
         await end_of(machine, job_dir)
         (job_dir / RESULT).unlink()
         assert await start(machine, job_dir, f"echo again; echo x >{RESULT}") == "started"
-        assert (await end_of(machine, job_dir))[1] == b"again\n"
+        assert (await end_of(machine, job_dir))[1] == ["again"]
 
     on_machine(work)
 
@@ -139,7 +142,7 @@ def test_a_finished_job_made_of_other_files_is_started_again(
         await end_of(machine, job_dir)
         assert await start(machine, job_dir, "exit 0", inputs="new") == "started"
         await end_of(machine, job_dir)
-        assert await detached_job.made_of(machine, str(job_dir)) == "new"
+        assert (await detached_job.status(machine, str(job_dir))).inputs == "new"
 
     on_machine(work)
 
@@ -148,7 +151,7 @@ def test_a_running_job_made_of_other_files_is_left_alone(on_machine: Use, job_di
     async def work(machine: Machine) -> None:
         await start(machine, job_dir, "sleep 60", inputs="old")
         assert await start(machine, job_dir, "echo never", inputs="new") == "different"
-        assert (await detached_job.poll(machine, str(job_dir))).state == "running"
+        assert (await detached_job.status(machine, str(job_dir))).state == "running"
         await detached_job.cancel(machine, str(job_dir))
 
     on_machine(work)
@@ -159,7 +162,7 @@ def test_a_failed_job_is_started_again_and_its_log_is_kept(on_machine: Use, job_
         await start(machine, job_dir, "echo first; exit 1")
         await end_of(machine, job_dir)
         assert await start(machine, job_dir, "echo second") == "started"
-        assert (await end_of(machine, job_dir))[1] == b"second\n"
+        assert (await end_of(machine, job_dir))[1] == ["second"]
         assert (job_dir / "attempts/1/job.log").read_text() == "first\n"
         assert (job_dir / "attempts/1/exit_code").read_text() == "1\n"
 
@@ -172,7 +175,7 @@ def test_a_job_whose_group_was_killed_is_lost(on_machine: Use, job_dir: Path) ->
         await until(lambda: (job_dir / "job.log").read_text() == "before\n", "the job prints")
         os.killpg(leader(job_dir), signal.SIGKILL)
         look, log = await end_of(machine, job_dir)
-        assert (look.state, look.exit_code, log) == ("lost", None, b"before\n")
+        assert (look.state, look.exit_code, log) == ("lost", None, ["before"])
 
     on_machine(work)
 
@@ -183,7 +186,7 @@ def test_a_job_of_an_earlier_boot_is_lost(on_machine: Use, job_dir: Path) -> Non
         boot = job_dir / "job.boot"
         now = boot.read_text()
         boot.write_text(f"another-boot {now.split()[1]}\n")
-        assert (await detached_job.poll(machine, str(job_dir))).state == "lost"
+        assert (await detached_job.status(machine, str(job_dir))).state == "lost"
         boot.write_text(now)
         await detached_job.cancel(machine, str(job_dir))
 
@@ -197,7 +200,7 @@ def test_a_process_that_took_over_the_number_is_not_the_job(on_machine: Use, job
         (job_dir / "exit_code").unlink()
         with subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
             (job_dir / "job.pid").write_text(f"{stranger.pid}\n")
-            assert (await detached_job.poll(machine, str(job_dir))).state == "lost"
+            assert (await detached_job.status(machine, str(job_dir))).state == "lost"
             await detached_job.cancel(machine, str(job_dir))
             assert stranger.poll() is None
             stranger.kill()
@@ -214,15 +217,31 @@ def test_a_process_number_that_is_no_jobs_is_refused(
         await end_of(machine, job_dir)
         (job_dir / "exit_code").unlink()
         (job_dir / "job.pid").write_text(f"{pid}\n")
-        assert (await detached_job.poll(machine, str(job_dir))).state == "lost"
+        assert (await detached_job.status(machine, str(job_dir))).state == "lost"
 
     on_machine(work)
 
 
 def test_a_job_directory_that_is_gone_is_lost(on_machine: Use, tmp_path: Path) -> None:
     async def work(machine: Machine) -> None:
-        look = await detached_job.poll(machine, str(tmp_path / "gone"))
-        assert (look.state, look.log) == ("lost", b"")
+        status, log = await end_of(machine, tmp_path / "gone")
+        assert (status.state, log) == ("lost", [])
+
+    on_machine(work)
+
+
+def test_a_job_directory_that_goes_while_it_is_followed_is_lost(
+    on_machine: Use, job_dir: Path
+) -> None:
+    async def work(machine: Machine) -> None:
+        await start(machine, job_dir, "echo before; sleep 60")
+        pid = leader(job_dir)
+        async with aclosing(follow(machine, str(job_dir), pace=Pace(first=0.05))) as looks:
+            async for look in looks:
+                if look.lines == ["before"]:
+                    shutil.rmtree(job_dir)
+        assert look.status.state == "lost"
+        os.killpg(pid, signal.SIGKILL)
 
     on_machine(work)
 
@@ -233,7 +252,7 @@ def test_cancelling_ends_every_process_of_the_job(on_machine: Use, job_dir: Path
         await until(lambda: (job_dir / "scratch").exists(), "the job begins")
         await detached_job.cancel(machine, str(job_dir))
         assert left_running_in(job_dir) == []
-        assert (await detached_job.poll(machine, str(job_dir))).state == "cancelled"
+        assert (await detached_job.status(machine, str(job_dir))).state == "cancelled"
         assert not (job_dir / "scratch").exists()
 
     on_machine(work)
@@ -254,7 +273,7 @@ def test_a_cancelled_job_is_started_again(on_machine: Use, job_dir: Path) -> Non
         await start(machine, job_dir, "sleep 60")
         await detached_job.cancel(machine, str(job_dir))
         assert await start(machine, job_dir, "echo again") == "started"
-        assert (await end_of(machine, job_dir))[1] == b"again\n"
+        assert (await end_of(machine, job_dir))[1] == ["again"]
 
     on_machine(work)
 
@@ -264,7 +283,7 @@ def test_cancelling_a_job_that_has_ended_changes_nothing(on_machine: Use, job_di
         await start(machine, job_dir, "exit 3")
         await end_of(machine, job_dir)
         await detached_job.cancel(machine, str(job_dir))
-        look = await detached_job.poll(machine, str(job_dir))
+        look = await detached_job.status(machine, str(job_dir))
         assert (look.state, look.exit_code) == ("exited", 3)
 
     on_machine(work)
@@ -294,19 +313,6 @@ def test_an_environment_value_is_in_no_argument_list(on_machine: Use, job_dir: P
         written = [path for path in job_dir.rglob("*") if path.is_file()]
         assert [path for path in written if "s3cret" in path.read_text()] == []
         await detached_job.cancel(machine, str(job_dir))
-
-    on_machine(work)
-
-
-def test_a_log_is_read_from_any_offset_in_pieces(on_machine: Use, job_dir: Path) -> None:
-    size = 1_000_003
-
-    async def work(machine: Machine) -> None:
-        await start(machine, job_dir, f"head -c {size} /dev/zero | tr '\\0' x")
-        _, log = await end_of(machine, job_dir)
-        assert log == b"x" * size
-        look = await detached_job.poll(machine, str(job_dir), offset=size - 4)
-        assert (look.log, look.log_size) == (b"xxxx", size)
 
     on_machine(work)
 

@@ -19,7 +19,12 @@ EXPORT_ID = "export_20260102-030405-0123abcd"
 def task_context(try_number: int = 1) -> Any:
     """Return what an operator reads of its context."""
     instance = SimpleNamespace(
-        dag_id="dag", run_id="manual__1", task_id="stage_model", map_index=-1, try_number=try_number
+        id=f"try-{try_number}",
+        dag_id="dag",
+        run_id="manual__1",
+        task_id="stage_model",
+        map_index=-1,
+        try_number=try_number,
     )
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     return {"ti": instance, "dag_run": SimpleNamespace(run_after=moment)}

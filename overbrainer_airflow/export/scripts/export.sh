@@ -44,11 +44,40 @@ export TMPDIR PYTHONIOENCODING PYTHONUNBUFFERED TQDM_MININTERVAL AXOLOTL_DO_NOT_
 export HF_HUB_DISABLE_TELEMETRY
 
 cat >"$scratch/relay.py" <<'PYTHON'
-"""Runs a tool and passes its output on as ASCII lines; its last ones also go to a file."""
-import collections, subprocess, sys
+"""Runs a tool and passes its output on as lines of ASCII, the last of them also to a file.
 
-last, command = sys.argv[1], sys.argv[2:]
+A bar that is drawn over and over, and tensors that are counted, become a line every ten percent.
+"""
+import collections, re, subprocess, sys
+
+step, last, command = sys.argv[1], sys.argv[2], sys.argv[3:]
 tail = collections.deque(maxlen=50)
+told = {}
+
+
+def percent(line):
+    if bar := re.match(rb"(.*?):? +(\d+)%\|", line):
+        return bar[1] or step.encode(), int(bar[2])
+    if count := re.match(rb"\[ *(\d+)/ *([1-9]\d*)\]", line):
+        return step.encode(), 100 * int(count[1]) // int(count[2])
+    return None
+
+
+def show(line):
+    plain = line.decode("utf-8", "replace").encode("ascii", "replace").rstrip()
+    if not plain:
+        return
+    tail.append(plain)
+    progress = percent(plain)
+    if progress is None or b"%|" not in plain:
+        sys.stdout.buffer.write(plain + b"\n")
+    if progress is not None:
+        what, done = progress
+        if done // 10 > told.get(what, 0) // 10:
+            told[what] = done
+            sys.stdout.buffer.write(b"export: %s %d %%\n" % (what, done))
+
+
 try:
     tool = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -61,13 +90,10 @@ while block := tool.stdout.read1(65536):
     *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
     if len(rest) > 65536:
         lines, rest = [*lines, rest], b""
-    shown = [line.decode("utf-8", "replace").encode("ascii", "replace") for line in lines if line]
-    tail.extend(shown)
-    sys.stdout.buffer.write(b"".join(line + b"\n" for line in shown))
+    for line in lines:
+        show(line)
     sys.stdout.buffer.flush()
-if rest:
-    tail.append(rest.decode("utf-8", "replace").encode("ascii", "replace"))
-    sys.stdout.buffer.write(tail[-1] + b"\n")
+show(rest)
 with open(last, "wb") as file:
     file.write(b"\n".join(tail))
 status = tool.wait()
@@ -79,8 +105,12 @@ run() {
     step=$1
     shift
     run_status=0
-    python3 "$scratch/relay.py" "$scratch/last" "$@" || run_status=$?
-    [ "$run_status" = 0 ] && return 0
+    began=$(date +%s)
+    python3 "$scratch/relay.py" "$step" "$scratch/last" "$@" || run_status=$?
+    if [ "$run_status" = 0 ]; then
+        say "$step took $(($(date +%s) - began)) s"
+        return 0
+    fi
     room=$(df -Pk . | awk 'NR == 2 { print int($4 / 1024) }')
     if [ "$run_status" = 137 ]; then
         memory=$(awk '/^MemTotal:/ { printf "%.1f GiB", $2 / 1048576 }' /proc/meminfo 2>/dev/null)

@@ -45,7 +45,7 @@ llama_cpp_fetch() {
     say "fetches $1"
     fetch_status=0
     python3 - "$1" "$2" "$3" "$4" "$fetching" <<'PYTHON' || fetch_status=$?
-import errno, hashlib, os, sys, tarfile, urllib.request
+import errno, hashlib, http.client, os, sys, tarfile, urllib.request
 
 url, wanted, top, final, work = sys.argv[1:]
 archive = os.path.join(work, "archive.tar.gz")
@@ -62,8 +62,8 @@ try:
         while block := source.read(1 << 20):
             digest.update(block)
             target.write(block)
-except OSError as error:
-    if error.errno == errno.ENOSPC:
+except (OSError, http.client.HTTPException) as error:
+    if getattr(error, "errno", None) == errno.ENOSPC:
         stop(f"the disk of {work} is full: make room and export again")
     stop(f"cannot fetch {url}: {error}; a mirror can be named with [overbrainer] llama_cpp_release")
 if digest.hexdigest() != wanted:
@@ -83,9 +83,9 @@ if not os.path.isdir(os.path.join(work, top)):
     stop(f"{url} does not hold the directory {top}")
 try:
     os.rename(os.path.join(work, top), final)
-except OSError:
+except OSError as error:
     if not os.path.isdir(final):  # otherwise another job was first, with the same content
-        raise
+        stop(f"cannot rename {work}/{top} to {final}: {error.strerror}")
 PYTHON
     rm -rf "$fetching"
     fetching=

@@ -1,0 +1,1 @@
+"""Triggers: what goes on while a task holds no worker."""
