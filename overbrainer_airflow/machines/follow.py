@@ -1,7 +1,9 @@
 """Following a detached job to its end, over connections that may break.
 
 One connection and one shell on the machine stay for the whole job; a look is one line there and one
-answer back, with the job's state and the next bytes of its log. How much of the log was shown is
+answer back, with the job's state and the next bytes of its log. The shell waits beside the job
+before it answers, so that the end of a job is known within a second however rare looks are. How
+much of the log was shown is
 kept on the machine, by the name of the watcher: one that is restarted goes on where it was.
 """
 
@@ -18,7 +20,7 @@ from overbrainer_airflow.machines.detached_job import Status, parse_state
 from overbrainer_airflow.machines.job_shell import watch_script
 from overbrainer_airflow.machines.log_lines import LogLines
 from overbrainer_airflow.machines.progress import human_duration
-from overbrainer_airflow.machines.protocol import Machine, Session
+from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Machine, Session
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +32,20 @@ _LINES_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a job is looked at, in seconds.
+    """How often a job that goes on is looked at, in seconds.
 
     Attributes:
-        first: the wait after the first look.
+        first: the wait before the second look.
         growth: each wait is this much longer than the one before.
         longest: no wait is longer.
+        reconnect: the wait before the first new connection; it doubles.
         unreachable: how long the machine may stay unreachable.
     """
 
-    first: float = 0.5
+    first: float = 1.0
     growth: float = 1.2
     longest: float = 15.0
+    reconnect: float = 0.5
     unreachable: float = 15 * 60.0
 
     def after(self, wait: float) -> float:
@@ -103,7 +107,7 @@ async def follow(
             failures += 1
             if failures <= _RECONNECTS_LOGGED:
                 log.warning("%s; connects again, the job goes on meanwhile", error)
-            wait = min(pace.first * 2**failures, pace.longest)
+            wait = min(pace.reconnect * 2**failures, pace.longest)
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
 
@@ -122,9 +126,9 @@ async def _watch(
     async with machine.session(script) as session:
         if shown.offset is None:
             shown.offset = int(await session.ask("from"))
-        wait = pace.first
+        wait, pause = pace.first, 0
         while True:
-            status, age, size, piece = await _look(session, shown.offset)
+            status, age, size, piece = await _look(session, shown.offset, pause)
             shown.offset += len(piece)
             new = shown.lines.feed(piece)
             last = status.ended and shown.offset >= size
@@ -138,14 +142,15 @@ async def _watch(
             if last:
                 await session.ask("from")  # answered once the line before it is written down
                 return
-            if shown.offset < size:
-                continue
-            await asyncio.sleep(wait)
-            wait = pace.after(wait)
+            pause = 0
+            if shown.offset >= size:
+                pause = round(wait)
+                wait = pace.after(wait)
 
 
-async def _look(session: Session, offset: int) -> tuple[Status, float, int, bytes]:
-    answer = (await session.ask(f"look {offset}")).decode("ascii", "replace")
+async def _look(session: Session, offset: int, pause: int) -> tuple[Status, float, int, bytes]:
+    request = session.ask(f"look {offset} {pause}", timeout=pause + COMMAND_TIMEOUT)
+    answer = (await request).decode("ascii", "replace")
     *state, age, size, count = answer.split() or ["", "", "", ""]
     if not (age.lstrip("-").isdecimal() and size.isdecimal() and count.isdecimal()):
         raise MachineError(f"the job's state cannot be read from {answer[:100]!r}")

@@ -157,16 +157,27 @@ echo started
 def watch_script(directory: str, watcher: str, limit: int = LOG_CHUNK) -> str:
     """Return shell that answers looks at a job, a request a line, until its input ends.
 
-    ``from`` answers how many bytes of the log ``watcher`` has shown already. ``look OFFSET``
-    answers a line, ``<state> [<exit code>] <seconds since the start> <size of the log> <n>``, and
-    ``n`` bytes of the log from the offset on. ``shown OFFSET`` is not answered.
+    ``from`` answers how many bytes of the log ``watcher`` has shown already. ``look OFFSET WAIT``
+    answers once ``WAIT`` seconds have passed or the job has ended: a line, ``<state> [<exit code>]
+    <seconds since the start> <size of the log> <n>``, and ``n`` bytes of the log from the offset
+    on. ``shown OFFSET`` is not answered.
     """
     return f"""
 {_FUNCTIONS}
 directory={quote(directory)}
 watcher={quote(watcher)}
 cd -- "$directory" 2>/dev/null || cd /
+# The wait is spent beside the job, where its end is seen at once and a second look costs nothing.
+until_ended() {{
+    waited=0
+    while [ "$waited" -lt "$1" ] && [ -f job.pid ] && [ ! -f exit_code ] && [ ! -f cancelled ]; do
+        read -r pid <job.pid && kill -0 "-$pid" || return
+        sleep 1
+        waited=$((waited + 1))
+    done
+}} 2>/dev/null
 look() {{
+    until_ended "$2"
     state=lost size=0 age=0
     if [ -d "$directory" ]; then
         state=$(job_status)
@@ -179,13 +190,13 @@ look() {{
     echo "$state $age $size $count"
     [ "$count" = 0 ] || tail -c "+$(($1 + 1))" job.log | head -c "$count"
 }}
-while read -r request offset; do
+while read -r request offset wait; do
     case "$request" in
         from)
             {{ read -r who at <job.shown && [ "$who" = "$watcher" ]; }} 2>/dev/null || at=0
             echo "$at"
             ;;
-        look) look "$offset" </dev/null ;;
+        look) look "$offset" "$wait" </dev/null ;;
         shown) echo "$watcher $offset" >job.shown.part && mv job.shown.part job.shown ;;
     esac
 done

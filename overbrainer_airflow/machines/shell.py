@@ -53,7 +53,7 @@ def framed(script: str, mark: str, *, reads: bool = False) -> bytes:
     sent anything before its mark has arrived.
     """
     source = "" if reads else " </dev/null"
-    return f"{{\nprintf '%s\\n' {quote(mark)}\n{script}\n}}{source}\n".encode()
+    return f"{{\nprintf '\\n%s\\n' {quote(mark)}\n{script}\n}}{source}\n".encode()
 
 
 def after_mark(output: bytes, mark: str) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 from overbrainer_airflow.errors import MachineError
 from overbrainer_airflow.machines import detached_job
 from overbrainer_airflow.machines.detached_job import Outcome, Status
-from overbrainer_airflow.machines.follow import Pace, follow
+from overbrainer_airflow.machines.follow import follow
 from overbrainer_airflow.machines.protocol import Machine
 from tests.integration.conftest import Use, command_lines, left_running_in
 
@@ -38,7 +38,7 @@ async def start(
 async def end_of(machine: Machine, directory: Path) -> tuple[Status, list[str]]:
     """Return how a job ended, and its log."""
     log = []
-    async for look in follow(machine, str(directory), pace=Pace(first=0.05)):
+    async for look in follow(machine, str(directory)):
         log += look.lines
     return look.status, log
 
@@ -236,7 +236,7 @@ def test_a_job_directory_that_goes_while_it_is_followed_is_lost(
     async def work(machine: Machine) -> None:
         await start(machine, job_dir, "echo before; sleep 60")
         pid = leader(job_dir)
-        async with aclosing(follow(machine, str(job_dir), pace=Pace(first=0.05))) as looks:
+        async with aclosing(follow(machine, str(job_dir))) as looks:
             async for look in looks:
                 if look.lines == ["before"]:
                     shutil.rmtree(job_dir)

@@ -17,7 +17,7 @@ from tests.integration.conftest import Use
 from tests.integration.test_detached_job import end_of, start
 from tests.support.machines import over_ssh, use
 
-FAST = Pace(first=0.02, longest=0.1)
+FAST = Pace(longest=1, reconnect=0.02)
 
 
 def python(program: str) -> str:
@@ -141,7 +141,7 @@ def test_a_machine_that_stays_away_is_given_up_and_its_job_is_not(
 ) -> None:
     async def work(machine: Machine) -> None:
         await start(machine, job_dir, "echo begun; sleep 60")
-        impatient = Pace(first=0.02, longest=0.1, unreachable=0.5)
+        impatient = Pace(longest=1, reconnect=0.02, unreachable=0.5)
         async with aclosing(follow(machine, str(job_dir), "me", impatient)) as looks:
             async for look in looks:
                 if look.lines:
