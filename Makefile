@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MACHINE ?= local
 
-.PHONY: demo test check format bench-import
+.PHONY: demo test check format bench-import bench-follow
 
 demo:
 	$(PYTHON) demo/run.py --machine $(MACHINE)
@@ -16,5 +16,5 @@ check:
 format:
 	$(PYTHON) tests/run.py --only format
 
-bench-import:
-	$(PYTHON) tests/run.py --only bench-import
+bench-import bench-follow:
+	$(PYTHON) tests/run.py --only $@

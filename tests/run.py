@@ -16,12 +16,16 @@ from demo import toolchain  # noqa: E402 - the checkout is not installed here
 
 OLDEST_AIRFLOW = "apache-airflow==3.1.8"
 SUITES = ("lint", "unit", "airflow", "oldest", "integration", "acceptance")
+BENCHMARKS = {
+    "bench-import": "benchmarks/import_operators.py",
+    "bench-follow": "benchmarks/follow_jobs.py",
+}
 
 
 def main() -> None:
     """Run the suites and exit with 1 when one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*SUITES, "format", "bench-import"])
+    parser.add_argument("--only", choices=[*SUITES, "format", *BENCHMARKS])
     options, rest = parser.parse_known_args()
     suites = [options.only] if options.only else list(SUITES)
     toolchain.need_programs("sshd", "busybox", "shellcheck", "dash")
@@ -50,8 +54,8 @@ def _commands(suite: str, python: Path, rest: list[str]) -> list[list[str]]:
             [f"{bin_dir}/ruff", "check", "--quiet", "."],
             [f"{bin_dir}/mypy", "--no-error-summary"],
         ]
-    if suite == "bench-import":
-        return [[str(python), "benchmarks/import_operators.py"]]
+    if suite in BENCHMARKS:
+        return [[str(python), BENCHMARKS[suite]]]
     folders = [f"tests/{suite}"]
     if suite == "oldest":
         python = toolchain.airflow_python(OLDEST_AIRFLOW)
