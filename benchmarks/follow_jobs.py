@@ -33,6 +33,7 @@ from airflow.providers.ssh.utils.remote_job import RemoteJobPaths, build_posix_w
 from demo.sshd import LoopbackSSHD, loopback_sshd
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.machines import detached_job
+from overbrainer_airflow.machines.runtime import Launch
 from overbrainer_airflow.triggers.export_job import ExportJobTrigger
 
 CONNECTION = "bench"
@@ -48,7 +49,11 @@ async def start_ours(directory: Path, script: str) -> Any:
     directory.mkdir(parents=True)
     async with MachineHook(CONNECTION).machine() as machine:
         await detached_job.start(
-            machine, str(directory), f"sh -c {shlex.quote(script)}", {}, inputs="x", result="none"
+            machine,
+            str(directory),
+            Launch(f"sh -c {shlex.quote(script)}", {}),
+            inputs="x",
+            result="none",
         )
     return ExportJobTrigger(
         ssh_conn_id=CONNECTION,
@@ -91,6 +96,7 @@ class Relay:
     _client_spoke: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
         with contextlib.suppress(OSError):
             await asyncio.gather(
@@ -163,9 +169,8 @@ async def to_the_event(start: Start, directory: Path) -> float:
 
 async def many(start: Start, directory: Path, seconds: float) -> tuple[float, float]:
     """Follow many silent jobs; return the processor's percentage and the peak memory in MB."""
-    triggers = []
-    for number in range(JOBS):
-        triggers.append(await start(directory / f"{number}", f"sleep {seconds + 90}"))
+    script = f"sleep {seconds + 90}"
+    triggers = [await start(directory / f"{number}", script) for number in range(JOBS)]
     following = []
     for trigger in triggers:  # a login at a time, as tasks do that start one after the other
         following.append(asyncio.create_task(event_of(trigger)))

@@ -32,6 +32,7 @@ SMOLLM2 = "0.1.2"
 # Newer than the machine's: its reader of GGUF tokenizers is the first to be right about BPE.
 GGUF_READER = ("transformers==5.24.0", "huggingface_hub==1.31.0", "gguf==0.19.0")
 TORCH = "2.13.0"
+DEBIAN = "bookworm"
 AXOLOTL = "0.19.0"
 
 _READY = ".ready"
@@ -48,6 +49,9 @@ _DEBIAN_PACKAGES = {
     "busybox": "busybox",
     "shellcheck": "shellcheck",
     "dash": "dash",
+    "debootstrap": "debootstrap",
+    "dockerd": "docker.io",
+    "podman": "podman",
 }
 
 
@@ -164,6 +168,20 @@ def base_model() -> Path:
         )
         / "model"
     )
+
+
+def debian_image() -> Path:
+    """Return the root file system of a small Debian with Python, as a tar archive; needs root."""
+
+    def make(path: Path) -> None:
+        need_programs("debootstrap")
+        say("makes a Debian image with debootstrap")
+        tree = path / "tree"
+        _quiet("debootstrap", "--variant=minbase", "--include=python3", DEBIAN, tree)
+        _quiet("tar", "-C", tree, "-cf", path / "debian.tar", ".")
+        shutil.rmtree(tree)
+
+    return _once(_key("debian", DEBIAN.encode()), make) / "debian.tar"
 
 
 def offline() -> dict[str, str]:

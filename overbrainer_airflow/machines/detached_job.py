@@ -2,6 +2,7 @@
 
     <job directory>/
         job.sh       what started it
+        job.stop     what ends the part of it that is not in its process group: a container
         job.lock     held while a job is being started or told to stop
         job.inputs   what the job was made of, as one line
         job.boot     the machine's boot id, and when the leader started, in two clocks
@@ -18,7 +19,6 @@ Nothing else knows about the job: whoever can read the directory can take over.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from overbrainer_airflow.machines.job_shell import (
     status_script,
 )
 from overbrainer_airflow.machines.protocol import Machine, run_checked
+from overbrainer_airflow.machines.runtime import Launch
 
 Outcome = Literal["started", "running", "finished", "different"]
 State = Literal["absent", "running", "exited", "cancelled", "lost"]
@@ -72,8 +73,7 @@ def parse_state(words: list[str]) -> Status:
 async def start(
     machine: Machine,
     directory: str,
-    command: str,
-    env: Mapping[str, str],
+    launch: Launch,
     *,
     inputs: str,
     result: str,
@@ -83,7 +83,7 @@ async def start(
     Raises:
         MachineError: the machine cannot be reached, or the job could not be started.
     """
-    script = start_script(directory, command, env, inputs, result)
+    script = start_script(directory, launch, inputs, result)
     output = (await run_checked(machine, script)).decode("ascii", "replace").strip()
     for outcome in ("started", "running", "finished", "different"):
         if output == outcome:

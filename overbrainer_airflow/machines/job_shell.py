@@ -1,7 +1,6 @@
 """The shell that starts, looks at and stops a detached job; `detached_job` says what it is for."""
 
-from collections.abc import Mapping
-
+from overbrainer_airflow.machines.runtime import Launch
 from overbrainer_airflow.machines.shell import exports, quote
 
 GRACE = 10
@@ -68,6 +67,9 @@ in_new_session() {
         'import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])' "$@"
     fi
 }
+stop_rest() {
+    [ ! -s job.stop ] || sh job.stop </dev/null >/dev/null 2>&1 9>&-
+}
 lock_job() {
     exec 9>job.lock || return 1
     if command -v flock >/dev/null; then flock 9
@@ -93,6 +95,7 @@ _CANCEL = f"""
 echo "$$ $(start_of $$)" >cancelling.part && mv cancelling.part cancelling
 echo ready >&3
 exec 3>&-
+stop_rest
 job_alive || pid=
 if [ -n "$pid" ]; then
     kill -TERM "-$pid" 2>/dev/null
@@ -111,15 +114,12 @@ rm -rf scratch
 """
 
 
-def start_script(
-    directory: str, command: str, env: Mapping[str, str], inputs: str, result: str
-) -> str:
+def start_script(directory: str, launch: Launch, inputs: str, result: str) -> str:
     """Return shell that starts a job unless it runs or has its result, and prints the `Outcome`.
 
     Args:
         directory: the job directory, which exists.
-        command: the job's command as shell words, run in the job directory.
-        env: its environment, added to the account's own; may hold secrets.
+        launch: how it is started and stopped.
         inputs: one line that tells this job from one made of something else.
         result: the file, relative to the directory, that a finished job has.
     """
@@ -136,6 +136,7 @@ case "$state $same" in
     'exited 0 yes') if [ -s {quote(result)} ]; then echo finished; exit; fi ;;
 esac
 if [ "$state" != absent ]; then
+    stop_rest
     attempt=1
     while [ -e "attempts/$attempt" ]; do attempt=$((attempt + 1)); done
     mkdir -p "attempts/$attempt"
@@ -145,9 +146,10 @@ if [ "$state" != absent ]; then
 fi
 printf '%s\\n' {quote(inputs)} >job.inputs || {{ echo "cannot write $PWD" >&2; exit 1; }}
 printf '%s' {quote(_JOB)} >job.sh
+printf '%s' {quote(launch.stop)} >job.stop
 ready=$(
-    {exports(env)}
-    in_new_session sh job.sh {command} </dev/null 3>&1 >job.log 2>&1 9>&- &
+    {exports(launch.env)}
+    in_new_session sh job.sh {launch.command} </dev/null 3>&1 >job.log 2>&1 9>&- &
 )
 [ "$ready" = ready ] || {{ echo "the job did not start: $(tail -n 1 job.log)" >&2; exit 1; }}
 echo started
@@ -213,6 +215,7 @@ state=$(job_status)
 if [ "$state" = running ]; then
     ready=$(in_new_session sh -c {quote(_CANCEL)} </dev/null 3>&1 >/dev/null 2>&1 9>&- &)
     [ "$ready" = ready ] || {{ echo "cannot write $PWD/cancelling" >&2; exit 1; }}
+elif [ "$state" = lost ]; then stop_rest
 fi
 echo "$state"
 """

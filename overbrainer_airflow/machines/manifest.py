@@ -66,8 +66,12 @@ async def machine_manifest(
     """
     wanted = sorted(names)
     test = f"[ -d {quote(root)} ] || {{ echo '{{}}'; exit; }}"
-    hashed = f"{python_word(machine.settings)} -c {quote(_DIGESTS)} {quote(root)}"
-    script = f"{test}\n{hashed} <<'NAMES'\n{json.dumps(wanted)}\nNAMES\n"
+    python = python_word(machine.settings)
+    hashed = f"{python} -c {quote(_DIGESTS)} {quote(root)} <<'NAMES'\n{json.dumps(wanted)}\nNAMES"
+    script = (
+        f"{test}\nif command -v {python} >/dev/null; then\n{hashed}\nelse\n"
+        f"{_without_python(root, wanted)}\nfi"
+    )
     output = await run_checked(machine, script, timeout=HASH_TIMEOUT)
     try:
         return {
@@ -78,6 +82,27 @@ async def machine_manifest(
         raise MachineError(
             f"machine {machine.name}: no manifest of {root}: {output[:100]!r}"
         ) from error
+
+
+def _without_python(root: str, names: list[str]) -> str:
+    """Return shell that prints what `_DIGESTS` prints, for a machine that has no Python."""
+    files = " ".join(quote(f"./{name}") for name in names)
+    keys = " ".join(quote(json.dumps(name)) for name in names)
+    return f"""
+cd -- {quote(root)} || exit 1
+set -- {keys}
+comma=
+printf '{{'
+for file in {files}; do
+    if [ -f "$file" ]; then
+        digest=$(sha256sum <"$file" || shasum -a 256 <"$file") || exit 1
+        printf '%s%s: [%d, "%s"]' "$comma" "$1" "$(($(wc -c <"$file")))" "${{digest%% *}}"
+        comma=,
+    fi
+    shift
+done
+printf '}}\\n'
+"""
 
 
 def digest_file(path: Path) -> FileDigest:

@@ -55,11 +55,16 @@ async def look_at(machine: Machine) -> MachineFacts:
 
 
 async def check_tools(machine: Machine, modules: Sequence[str], programs: Sequence[str]) -> None:
-    """Make sure that the machine's Python has ``modules``, and ``programs`` beside it.
+    """Make sure that jobs find ``modules`` and ``programs``, or that there is an engine.
+
+    What a container's image holds shows only in the container.
 
     Raises:
-        MachineError: something is missing; the message says what and for which Python.
+        MachineError: something is missing; the message says what and where.
     """
+    if machine.settings.runtime == "container":
+        await _check_engine(machine, machine.settings.engine)
+        return
     python = python_word(machine.settings)
     wanted = json.dumps([list(modules), list(programs)])
     output = await run_checked(
@@ -81,3 +86,19 @@ PYTHON
             f"machine {machine.name}: {executable} lacks {', '.join(missing)}: install what is "
             "missing, or name another environment in the setting venv"
         )
+
+
+async def _check_engine(machine: Machine, engine: str) -> None:
+    await run_checked(
+        machine,
+        f"""
+        command -v {engine} >/dev/null || {{
+            echo "there is no {engine}: install it, or name another one in the setting engine" >&2
+            exit 1
+        }}
+        said=$({engine} version 2>&1) || {{
+            echo "{engine} cannot be used by $(id -un): $(echo "$said" | tail -n 1)" >&2
+            exit 1
+        }}
+        """,
+    )

@@ -1,9 +1,10 @@
 """How a machine is set up, and what that makes of a job's command."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from overbrainer_airflow.errors import InvalidInputError
 from overbrainer_airflow.machines.shell import quote
@@ -17,14 +18,22 @@ def _plain_path(path: str) -> str:
 
 Path = Annotated[str, AfterValidator(_plain_path)]
 
+IMAGE = (
+    "axolotlai/axolotl:0.19.0-py3.12-cu130-2.12.1"
+    "@sha256:9de7c7a5b8830480a7d2eb3b6d49759586615f5f8eb1126d5df29f8bd9fa324b"
+)
+
 
 class MachineSettings(BaseModel):
     """A machine's settings: the object ``overbrainer`` in the extra of its connection.
 
     Attributes:
         workdir: the directory that holds its runs and caches.
-        runtime: how jobs run: ``native``, with a Python of the machine.
-        venv: the virtual environment with torch and axolotl; ``python3`` on PATH when None.
+        runtime: how jobs run: ``native``, with a Python of the machine, or in a ``container``.
+        venv: native: the virtual environment with torch and axolotl; ``python3`` on PATH when None.
+        engine: container: ``docker`` or ``podman``.
+        image: container: the image with torch and axolotl.
+        gpus: container: ``all`` of the machine's GPUs, or ``none``.
 
     Paths are below the home directory unless absolute.
     """
@@ -32,8 +41,26 @@ class MachineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workdir: Path = "overbrainer"
-    runtime: Literal["native"] = "native"
+    runtime: Literal["native", "container"] = "native"
     venv: Path | None = None
+    engine: Literal["docker", "podman"] = "docker"
+    image: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")] = IMAGE
+    gpus: Literal["all", "none"] = "all"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a job is started, and stopped where its process group is not all of it.
+
+    Attributes:
+        command: shell words that run the job in its job directory, until it ends.
+        env: the environment of the command; may hold secrets.
+        stop: shell that ends what a signal to the process group does not reach.
+    """
+
+    command: str
+    env: Mapping[str, str]
+    stop: str = ""
 
 
 def settings_from(value: object, owner: str) -> MachineSettings:
@@ -69,8 +96,10 @@ def python_word(settings: MachineSettings) -> str:
     return shell_path(f"{settings.venv}/bin/python3") if settings.venv else "python3"
 
 
-def job_command(settings: MachineSettings, command: Sequence[str]) -> str:
-    """Return a job's command as shell, with the program that the runtime means by ``python3``."""
+def native_launch(
+    settings: MachineSettings, command: Sequence[str], env: Mapping[str, str]
+) -> Launch:
+    """Return how a job is started with the machine's own Python."""
     program, *arguments = command
     first = python_word(settings) if program == "python3" else quote(program)
-    return " ".join([first, *map(quote, arguments)])
+    return Launch(" ".join([first, *map(quote, arguments)]), env)

@@ -70,6 +70,8 @@ async def watch(
                 over_time = True
                 await detached_job.cancel(machine, directory)
     status = look.status
+    if status.state == "lost":
+        await detached_job.cancel(machine, directory)  # its container may have outlived it
     how: Literal["exited", "lost", "cancelled", "timeout"] = "lost"
     if over_time and status.state != "exited":
         how = "timeout"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -14,9 +15,10 @@ from overbrainer_airflow.export.quantize import GGUF_DIR
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.hooks.secrets import read_secrets
 from overbrainer_airflow.machines import detached_job
+from overbrainer_airflow.machines.container import JobPlace, container_launch, root_in
 from overbrainer_airflow.machines.manifest import machine_manifest
 from overbrainer_airflow.machines.progress import human_size
-from overbrainer_airflow.machines.runtime import job_command
+from overbrainer_airflow.machines.runtime import native_launch
 from overbrainer_airflow.machines.watch import JobEnd
 from overbrainer_airflow.operators.base import about, failing_fast, run_async
 from overbrainer_airflow.operators.handover import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from overbrainer_airflow.machines.runtime import Launch, MachineSettings
 
 JOB_TIMEOUT = timedelta(hours=24)
 DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
@@ -146,14 +149,12 @@ class RunExportOperator(BaseOperator):
             self._stop = None
 
     async def _start(self, staged: StagedExport) -> None:
-        job = job_of(staged)
-        env = job.env(staged.job_dir) | {"OVERBRAINER_CACHE": f"{staged.workdir}/.cache"}
         async with MachineHook(staged.ssh_conn_id).machine() as machine:
+            secrets = await asyncio.to_thread(read_secrets, self.secrets)
             outcome = await detached_job.start(
                 machine,
                 staged.job_dir,
-                job_command(machine.settings, job.command()),
-                env | await asyncio.to_thread(read_secrets, self.secrets),
+                _launch(machine.settings, staged, secrets),
                 inputs=staged.inputs,
                 result=f"{GGUF_DIR}/{staged.file}",
             )
@@ -180,6 +181,22 @@ class RunExportOperator(BaseOperator):
         exported = run_async(_result(staged))
         self.log.info("Made %s, %s", staged.file, human_size(exported.size))
         return exported.plain()
+
+
+def _launch(settings: MachineSettings, staged: StagedExport, secrets: Mapping[str, str]) -> Launch:
+    """Return how the export is started on a machine that is set up like this."""
+    job = job_of(staged)
+    place = JobPlace(
+        name=f"overbrainer-{staged.export_id}",
+        run_dir=str(PurePosixPath(staged.job_dir).parents[1]),
+        job_dir=staged.job_dir,
+        workdir=staged.workdir,
+    )
+    env = job.env(root_in(settings, place))
+    if settings.runtime == "container":
+        return container_launch(settings, place, job.command(), env, secrets)
+    env["OVERBRAINER_CACHE"] = f"{staged.workdir}/.cache"
+    return native_launch(settings, job.command(), env | dict(secrets))
 
 
 def _subject(staged: StagedExport) -> str:

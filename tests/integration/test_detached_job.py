@@ -17,6 +17,7 @@ from overbrainer_airflow.machines import detached_job
 from overbrainer_airflow.machines.detached_job import Outcome, Status
 from overbrainer_airflow.machines.follow import follow
 from overbrainer_airflow.machines.protocol import Machine
+from overbrainer_airflow.machines.runtime import Launch
 from tests.integration.conftest import Use, command_lines, left_running_in
 
 RESULT = "result"
@@ -28,8 +29,7 @@ async def start(
     return await detached_job.start(
         machine,
         str(directory),
-        f"sh -c {shlex.quote(script)}",
-        env,
+        Launch(f"sh -c {shlex.quote(script)}", env),
         inputs=inputs,
         result=RESULT,
     )

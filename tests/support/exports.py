@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,16 +61,20 @@ MAKE_GGUF = 'mkdir -p output/gguf; echo gguf >"output/gguf/$OVERBRAINER_EXPORT_N
 
 
 @contextmanager
-def worker_following(staged: StagedExport) -> Iterator["subprocess.Popen[bytes]"]:
+def worker_following(
+    staged: StagedExport, secrets: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Yield another worker's process that runs the staged export; it is killed at the end."""
     program = (
         "import json, sys\n"
         "from overbrainer_airflow.operators.run_export import RunExportOperator\n"
         "from tests.support.exports import task_context\n"
-        "staged = json.loads(sys.argv[1])\n"
-        "RunExportOperator(task_id='run_export', staged=staged).execute(task_context())\n"
+        "staged, secrets = map(json.loads, sys.argv[1:])\n"
+        "task = RunExportOperator(task_id='run_export', staged=staged, secrets=secrets)\n"
+        "task.execute(task_context())\n"
     )
     command = [sys.executable, "-c", program, json.dumps(staged.plain())]
+    command.append(json.dumps(dict(secrets or {})))
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
             yield worker
