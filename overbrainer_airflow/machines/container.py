@@ -20,8 +20,11 @@ _STOP_SECONDS = 8
 
 _GPUS = {
     "docker": "--gpus all --ulimit memlock=-1 --ulimit stack=67108864",
-    "podman": "--device nvidia.com/gpu=all --security-opt=label=disable --ulimit host",
+    "podman": "--device nvidia.com/gpu=all --security-opt=label=disable",
 }
+
+# Podman gives containers limits that an account which is limited itself may not set.
+_PODMAN = '--ulimit host $([ "$(id -u)" = 0 ] || echo --userns=keep-id)'
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def container_launch(
         f"exec {settings.engine} run --rm --interactive --ipc=host",
         f"--name {quote(place.name)}",
         '--user "$(id -u):$(id -g)"',
-        '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)' if settings.engine == "podman" else "",
+        _PODMAN if settings.engine == "podman" else "",
         _GPUS[settings.engine] if settings.gpus == "all" else "",
         *(
             f"--volume {quote(f'{source}:{target}' + (f':{label}' if labels else ''))}"

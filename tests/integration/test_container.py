@@ -90,7 +90,8 @@ def podman(folder: Path) -> Iterator[dict[str, str]]:
     """Set podman up with storage of its own; yield what its clients need."""
     toolchain.need_programs("podman")
     (folder / "containers.conf").write_text(
-        '[containers]\nnetns = "host"\ncgroups = "disabled"\n'
+        '[containers]\nnetns = "host"\n'
+        'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'  # what a guest may set
         '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
     )
     (folder / "storage.conf").write_text(
