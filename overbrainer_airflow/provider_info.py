@@ -27,7 +27,14 @@ def get_provider_info() -> dict[str, Any]:
                     "overbrainer_airflow.operators.run_export",
                     "overbrainer_airflow.operators.deliver_gguf",
                     "overbrainer_airflow.operators.ollama_create",
+                    "overbrainer_airflow.operators.discard_staged",
                 ],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": "overbrainer",
+                "python-modules": ["overbrainer_airflow.triggers.export_job"],
             }
         ],
         "hooks": [

@@ -136,6 +136,25 @@ def test_a_server_that_is_restarted_costs_nothing(tmp_path: Path, job_dir: Path)
         assert use(over_ssh(server), work) == ["1", "2", "3"]
 
 
+def test_a_server_that_is_down_for_a_minute_costs_nothing(tmp_path: Path, job_dir: Path) -> None:
+    async def work(machine: Machine) -> list[str]:
+        await start(machine, job_dir, "echo 1; until [ -e go ]; do sleep 0.1; done; echo 2")
+        shown: list[str] = []
+        outage = None
+        async with aclosing(follow(machine, str(job_dir), "me")) as looks:
+            async for look in looks:
+                shown += look.lines
+                if look.lines == ["1"]:
+                    server.stop()
+                    (job_dir / "go").touch()
+                    outage = asyncio.get_running_loop().call_later(60, server.start)
+        assert outage is not None
+        return shown
+
+    with loopback_sshd(tmp_path / "own") as server:
+        assert use(over_ssh(server), work) == ["1", "2"]
+
+
 def test_a_machine_that_stays_away_is_given_up_and_its_job_is_not(
     tmp_path: Path, job_dir: Path
 ) -> None:

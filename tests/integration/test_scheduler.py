@@ -17,9 +17,12 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 from overbrainer_airflow.operators.run_export import RunExportOperator
 
-with DAG("follow", schedule=None, render_template_as_native_obj=True, params={"staged": Param({})}):
+with DAG(
+    "{dag_id}", schedule=None, render_template_as_native_obj=True,
+    params={{"staged": Param({{}})}},
+):
     RunExportOperator(
-        task_id="run_export", staged="{{ params.staged }}", deferrable=True, retries=1,
+        task_id="run_export", staged="{{{{ params.staged }}}}", deferrable={deferrable}, retries=1,
         retry_delay=timedelta(seconds=1),
     )
 """
@@ -30,18 +33,33 @@ def stack(sshd: LoopbackSSHD, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A real Airflow that reaches this machine over SSH as ``gpu``."""
     env = {"AIRFLOW_CONN_GPU": sshd.connection()}
     home = tmp_path_factory.mktemp("stack") / "home"
-    with airflow_stack(home, {"follow.py": DAG}, env) as running:
+    dags = {
+        "follow.py": DAG.format(dag_id="follow", deferrable=True),
+        "poll.py": DAG.format(dag_id="poll", deferrable=False),
+    }
+    with airflow_stack(home, dags, env) as running:
         yield running
 
 
 @pytest.fixture
 def export(stack: AirflowStack, tmp_path: Path) -> Iterator["Export"]:
-    """An export whose script prints a line for each file that the test touches."""
+    """An export that the triggerer follows, which prints a line for each file that is touched."""
+    yield from exporting(stack, tmp_path, "follow")
+
+
+@pytest.fixture
+def polled(stack: AirflowStack, tmp_path: Path) -> Iterator["Export"]:
+    """The same export, followed by a worker."""
+    yield from exporting(stack, tmp_path, "poll")
+
+
+def exporting(stack: AirflowStack, tmp_path: Path, dag_id: str) -> Iterator["Export"]:
     script = (
         f"for n in 1 2 3; do echo line $n; until [ -e go$n ]; do sleep 0.1; done; done; {MAKE_GGUF}"
     )
-    running = Export(stack, staged_job(tmp_path / "runs", script, "gpu"))
-    running.run_id = stack.trigger("follow", {"staged": running.staged.plain()})
+    staged = staged_job(tmp_path / "runs", script, "gpu")
+    run_id = stack.trigger(dag_id, {"staged": staged.plain()})
+    running = Export(stack, staged, dag_id, run_id)
     yield running
     assert left_running_in(running.job_dir) == []
 
@@ -49,10 +67,11 @@ def export(stack: AirflowStack, tmp_path: Path) -> Iterator["Export"]:
 class Export:
     """An export task on the stack."""
 
-    def __init__(self, stack: AirflowStack, staged: StagedExport) -> None:
+    def __init__(self, stack: AirflowStack, staged: StagedExport, dag_id: str, run_id: str) -> None:
         self.stack = stack
         self.staged = staged
-        self.run_id = ""
+        self.dag_id = dag_id
+        self.run_id = run_id
 
     @property
     def job_dir(self) -> Path:
@@ -63,10 +82,14 @@ class Export:
             (self.job_dir / f"go{number}").touch()
 
     def state(self) -> str:
-        return str(self.stack.task("follow", self.run_id, "run_export")["state"])
+        return str(self.stack.task(self.dag_id, self.run_id, "run_export")["state"])
 
     def log(self, try_number: int = 1) -> list[str]:
-        return self.stack.log("follow", self.run_id, "run_export", try_number)
+        return self.stack.log(self.dag_id, self.run_id, "run_export", try_number)
+
+    def mark(self, state: str) -> None:
+        path = f"/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/run_export"
+        self.stack.call("PATCH", path, {"new_state": state})
 
     def until_state(self, *states: str) -> str:
         return until(lambda: state if (state := self.state()) in states else "", f"{states}", 60)
@@ -114,14 +137,30 @@ def test_a_triggerer_that_is_restarted_cancels_nothing_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])
-def test_a_task_that_is_marked_while_deferred_cancels_its_job(
-    export: Export, stack: AirflowStack, state: str
+def test_a_task_that_is_marked_while_deferred_cancels_its_job(export: Export, state: str) -> None:
+    if not on_kill_is_known():
+        pytest.skip("triggers hear of it from Airflow 3.3 on")
+    export.until_shown("line 1")
+    export.mark(state)
+    export.until((export.job_dir / "cancelled").exists, "the job is cancelled")
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_a_task_that_is_marked_while_a_worker_polls_cancels_its_job(
+    polled: Export, state: str
+) -> None:
+    polled.until_shown("line 1")
+    polled.mark(state)
+    polled.until((polled.job_dir / "cancelled").exists, "the job is cancelled")
+
+
+def test_a_run_that_is_marked_failed_while_deferred_cancels_its_job(
+    export: Export, stack: AirflowStack
 ) -> None:
     if not on_kill_is_known():
         pytest.skip("triggers hear of it from Airflow 3.3 on")
     export.until_shown("line 1")
-    path = f"/dags/follow/dagRuns/{export.run_id}/taskInstances/run_export"
-    stack.call("PATCH", path, {"new_state": state})
+    stack.call("PATCH", f"/dags/follow/dagRuns/{export.run_id}", {"state": "failed"})
     export.until((export.job_dir / "cancelled").exists, "the job is cancelled")
 
 

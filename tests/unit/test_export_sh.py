@@ -1,5 +1,6 @@
 """The whole script, run for real on a release whose programs write what they were asked for."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -256,3 +257,36 @@ def test_a_job_without_its_config_is_told_so(
     done = export(ExportJob.in_job("my-run", "F16", release), run_dir)
     assert done.returncode == 1
     assert done.stderr.startswith("export: there is no axolotl.yaml: ")
+
+
+def test_progress_is_a_line_every_ten_percent(
+    tmp_path: Path, runs_dir: Path, export: Export
+) -> None:
+    counted = r"""
+    for n in $(seq 1 200); do printf '[ %4d/ 200] blk.%d.weight\n' $n $n; done
+    for n in $(seq 0 100); do printf '\rWriting: %3d%%|\342\226\210\342\226\210  | 1M/2M' $n; done
+    printf '\n[   1/   0] odd\n'
+    printf x >"$2"
+    """
+    release = make_mirror(tmp_path / "counting", counted)
+    run_dir = make_run(runs_dir, "my-run", files=FULL)
+    job = ExportJob.staged("my-run", "Q4_K_M", run_dir, "output", release)
+    done = export(job, tmp_path / "job")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    for what in ("quantize", "Writing"):
+        told = [line for line in lines if line.startswith(f"export: {what} ") and "%" in line]
+        assert told == [f"export: {what} {n} %" for n in range(10, 101, 10)]
+    assert len([line for line in lines if line.startswith("[")]) == 201
+    assert [line for line in lines if "%|" in line] == []
+    assert done.stdout.isascii()
+
+
+def test_each_stage_says_how_long_it_took(
+    tmp_path: Path, runs_dir: Path, release: LlamaCppRelease, export: Export
+) -> None:
+    run_dir = make_run(runs_dir, "my-run")
+    job = ExportJob.staged("my-run", "Q4_K_M", run_dir, "output", release)
+    done = export(job, tmp_path / "job")
+    said = re.findall(r"^export: (\w+) took \d+ s$", done.stdout, re.MULTILINE)
+    assert said == ["merge", "convert", "quantize", "check"]
