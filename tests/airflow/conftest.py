@@ -24,8 +24,11 @@ def workdir(tmp_path: Path) -> Path:
 def connect(sshd: LoopbackSSHD, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> MakeConnection:
     """Return a function that makes the connection ``gpu`` to the sshd."""
 
-    def make(extra: dict[str, object] | None = None, **settings: object) -> None:
+    def make(
+        extra: dict[str, object] | None = None, port: int = sshd.port, **settings: object
+    ) -> None:
         connection = json.loads(sshd.connection({"workdir": str(workdir)} | settings))
+        connection["port"] = port
         connection["extra"] |= extra or {}
         monkeypatch.setenv("AIRFLOW_CONN_GPU", json.dumps(connection))
 

@@ -154,7 +154,6 @@ def test_an_unreachable_machine_is_named(
     connect()
     make_run(tmp_path / "runs", "my-run")
     exported = finished(tmp_path, "gpu")
-    connection = '{"conn_type": "ssh", "host": "127.0.0.1", "port": 1, "login": "x"}'
-    monkeypatch.setenv("AIRFLOW_CONN_GPU", connection)
+    connect(port=1)
     with pytest.raises(MachineError, match=r"gpu \(127.0.0.1\) cannot be reached"):
         deliver(exported)
