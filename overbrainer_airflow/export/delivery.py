@@ -5,12 +5,11 @@ runs/<run-id>/output/gguf/Modelfile
 runs/<run-id>/exports/<export-id>/export.json    written last: the mark of a finished delivery
 """
 
-import json
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import NonNegativeInt
 
 from overbrainer_airflow.errors import DeliveryError, NoGGUFError
 from overbrainer_airflow.export.files import sha256_file, write_whole
@@ -18,13 +17,14 @@ from overbrainer_airflow.export.ids import rfc3339
 from overbrainer_airflow.export.llama_cpp import LLAMA_CPP, LlamaCppRelease
 from overbrainer_airflow.export.modelfile import MODELFILE, modelfile_text, sequence_len
 from overbrainer_airflow.export.quantize import GGUF_DIR, quantize_of
+from overbrainer_airflow.export.records import Record, pretty, read_record
 from overbrainer_airflow.export.runs import CONFIG_FILE
 from overbrainer_airflow.export.staging import discard_staged
 
 EXPORT_FILE = "export.json"
 
 
-class ExportRecord(BaseModel):
+class ExportRecord(Record):
     """``export.json``. Fields of a newer writer survive reading and writing.
 
     Attributes:
@@ -35,8 +35,6 @@ class ExportRecord(BaseModel):
         size: of the GGUF, in bytes.
         created: when it was delivered, RFC 3339 in UTC to the second.
     """
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     quantize: str
     llama_cpp: str
@@ -52,20 +50,11 @@ class ExportRecord(BaseModel):
         Raises:
             DeliveryError: it cannot be read or is not an export record.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise DeliveryError(f"cannot read {path}: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise DeliveryError(
-                f"{path} is not an export record: {where}: {first['msg']}"
-            ) from error
+        return read_record(cls, path, DeliveryError, "an export record")
 
     def text(self) -> str:
         """Return the record as its file holds it: pretty JSON and a final newline."""
-        return json.dumps(self.model_dump(), indent=2, ensure_ascii=False) + "\n"
+        return pretty(self.model_dump())
 
 
 @dataclass(frozen=True)

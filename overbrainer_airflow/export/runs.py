@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from overbrainer_airflow.errors import InvalidInputError, RunNotReadyError
 from overbrainer_airflow.export.ids import check_run_id
+from overbrainer_airflow.export.records import Record, pretty, read_record
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "axolotl.yaml"
@@ -29,13 +28,7 @@ State = Literal["preparing", "running", "succeeded", "failed", "cancelled", "sto
 ModelKind = Literal["merged", "adapter", "full"]
 
 
-class _Record(BaseModel):
-    """A JSON object whose unknown fields are kept: a newer overbrainer may have written them."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-class Snapshot(_Record):
+class Snapshot(Record):
     """The checkpoint that a stopped run came back with."""
 
     checkpoint: str
@@ -43,7 +36,7 @@ class Snapshot(_Record):
     reason: str | None = None
 
 
-class RunRecord(_Record):
+class RunRecord(Record):
     """``run.json``."""
 
     id: str
@@ -55,7 +48,7 @@ class RunRecord(_Record):
     message: str | None = None
     snapshot: Snapshot | None = None
     resumed_from: Any = None
-    snapshots: list[Any] = []
+    snapshots: tuple[Any, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> "RunRecord":
@@ -64,20 +57,11 @@ class RunRecord(_Record):
         Raises:
             RunNotReadyError: it cannot be read or is not a run record.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise RunNotReadyError(f"cannot read {path}: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise RunNotReadyError(
-                f"{path} is not a run record: {where}: {first['msg']}"
-            ) from error
+        return read_record(cls, path, RunNotReadyError, "a run record")
 
     def text(self) -> str:
         """Return the record as its file holds it, with the fields that were read and no others."""
-        return json.dumps(self.model_dump(exclude_unset=True), indent=2, ensure_ascii=False) + "\n"
+        return pretty(self.model_dump(exclude_unset=True))
 
 
 @dataclass(frozen=True)

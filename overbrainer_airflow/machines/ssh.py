@@ -91,25 +91,22 @@ class SSHMachine:
 
     async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
         """See `Machine.put`."""
-        connection = await self._connected()
-        try:
-            async with connection.start_sftp_client() as sftp:
-                await sftp.put(local, remote, progress_handler=_handler(progress))
-        except (asyncssh.Error, OSError) as error:
-            raise MachineError(
-                f"machine {self.name}: cannot send {local} to {remote}: {error}"
-            ) from error
+        async with self._sftp(f"send {local} to {remote}") as sftp:
+            await sftp.put(local, remote, progress_handler=_handler(progress))
 
     async def get(self, remote: str, local: Path, progress: Progress | None = None) -> None:
         """See `Machine.get`."""
+        async with self._sftp(f"fetch {remote} to {local}") as sftp:
+            await sftp.get(remote, local, progress_handler=_handler(progress))
+
+    @asynccontextmanager
+    async def _sftp(self, what: str) -> AsyncIterator[asyncssh.SFTPClient]:
         connection = await self._connected()
         try:
             async with connection.start_sftp_client() as sftp:
-                await sftp.get(remote, local, progress_handler=_handler(progress))
+                yield sftp
         except (asyncssh.Error, OSError) as error:
-            raise MachineError(
-                f"machine {self.name}: cannot fetch {remote} to {local}: {error}"
-            ) from error
+            raise MachineError(f"machine {self.name}: cannot {what}: {error}") from error
 
     async def close(self) -> None:
         """Close the connection, if there is one."""

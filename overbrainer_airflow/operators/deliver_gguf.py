@@ -72,7 +72,7 @@ class DeliverGGUFOperator(BaseOperator):
                     release=exported.release,
                     digest=exported.sha256,
                 )
-                await discard_on_machine(machine, exported)
+                await discard_on_machine(machine, exported, keep_gguf=False)
         except OverbrainerError as error:
             raise about(f"delivery of {exported.file}", error) from error
         self.log.info(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from overbrainer_airflow.export.quantize import GGUF_DIR
 from overbrainer_airflow.export.runs import CONFIG_FILE, EXPORTS_DIR, OUTPUT_DIR
 from overbrainer_airflow.export.staging import discard_staged
 from overbrainer_airflow.hooks.machine import MachineHook
@@ -54,7 +55,8 @@ class DiscardStagedOperator(BaseOperator):
 
     async def _discard(self, staged: StagedExport) -> None:
         async with MachineHook(staged.ssh_conn_id).machine() as machine:
-            if (await detached_job.status(machine, staged.job_dir)).state == "running":
+            job = await detached_job.status(machine, staged.job_dir)
+            if job.state == "running":
                 self.log.warning(
                     "The job in %s on %s still runs, leaves it what it needs; a retry of the "
                     "export follows it",
@@ -62,21 +64,46 @@ class DiscardStagedOperator(BaseOperator):
                     machine.name,
                 )
                 return
-            await discard_on_machine(machine, staged)
-        run_dir = Path(staged.runs_dir) / staged.run_id
-        discard_staged(run_dir, run_dir / EXPORTS_DIR / staged.export_id)
-        self.log.info("Discards what was staged in %s; its log stays there", staged.job_dir)
+            made = (job.state, job.exit_code) == ("exited", 0)
+            await discard_on_machine(machine, staged, keep_gguf=made)
+        if staged.ssh_conn_id is not None:
+            run_dir = Path(staged.runs_dir) / staged.run_id
+            discard_staged(run_dir, run_dir / EXPORTS_DIR / staged.export_id)
+        self.log.info(
+            "Discards what was staged in %s; its log stays there%s",
+            staged.job_dir,
+            ", and so does a GGUF that was not delivered" if made else "",
+        )
 
 
-async def discard_on_machine(machine: Machine, staged: StagedExport) -> None:
-    """Remove the staged files and the job's results from its directory on the machine.
+async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_gguf: bool) -> None:
+    """Remove the staged files and what the job made from its directory on the machine.
+
+    Args:
+        machine: the machine of the export.
+        staged: the export.
+        keep_gguf: whether a GGUF that is still there stays: hours of work that a full disk of the
+            worker must not cost.
 
     Raises:
         MachineError: the machine cannot be reached, or does not let them go.
     """
+    kept = f"{GGUF_DIR}/{staged.file}" if keep_gguf else ""
     await run_checked(
         machine,
-        f"cd -- {quote(staged.job_dir)} 2>/dev/null || exit 0\n"
-        f"rm -rf -- {OUTPUT_DIR} {CONFIG_FILE} scratch",
+        f"""
+        cd -- {quote(staged.job_dir)} 2>/dev/null || exit 0
+        if [ -n {quote(kept)} ] && [ -s {quote(kept)} ]; then
+            for entry in {OUTPUT_DIR}/* {OUTPUT_DIR}/.[!.]* {GGUF_DIR}/*; do
+                case "$entry" in
+                    {GGUF_DIR} | {quote(kept)}) ;;
+                    *) rm -rf -- "$entry" || exit 1 ;;
+                esac
+            done
+        else
+            rm -rf -- {OUTPUT_DIR} || exit 1
+        fi
+        rm -rf -- {CONFIG_FILE} scratch
+        """,
         timeout=_REMOVAL_TIMEOUT,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseOperator
@@ -31,11 +31,13 @@ from overbrainer_airflow.operators.stages import SAID, stage_summary, what_faile
 from overbrainer_airflow.triggers.export_job import ExportJobTrigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from airflow.sdk import Context
 
     from overbrainer_airflow.machines.runtime import Launch, MachineSettings
+
+T = TypeVar("T")
 
 JOB_TIMEOUT = timedelta(hours=24)
 DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
@@ -94,11 +96,10 @@ class RunExportOperator(BaseOperator):
         with failing_fast():
             staged = read_handover(StagedExport, self.staged, self.task_id)
         trigger = self._trigger(staged, watcher=str(context["ti"].id))
+        self._wait_for(staged, self._start(staged))
         if self.deferrable:
-            run_async(self._start(staged))
             self.defer(trigger=trigger, method_name="execute_complete")
-        end = run_async(self._start_and_watch(staged, trigger))
-        return self._finish(staged, end)
+        return self._finish(staged, self._wait_for(staged, self._watch(staged, trigger)))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Take the result once the triggerer says that the job has ended."""
@@ -130,23 +131,31 @@ class RunExportOperator(BaseOperator):
             unreachable=self.unreachable_timeout.total_seconds(),
         )
 
-    async def _start_and_watch(self, staged: StagedExport, trigger: ExportJobTrigger) -> JobEnd:
-        """Watch the job from this worker, as the triggerer would."""
-        loop, this = asyncio.get_running_loop(), asyncio.current_task()
-        assert this is not None  # noqa: S101 - a coroutine that runs is a task's
-        self._stop = lambda: loop.call_soon_threadsafe(this.cancel)
+    def _wait_for(self, staged: StagedExport, work: Coroutine[object, object, T]) -> T:
+        """Wait for ``work`` on this worker; a task that is stopped meanwhile cancels its job."""
+
+        async def stoppable() -> T:
+            loop, this = asyncio.get_running_loop(), asyncio.current_task()
+            assert this is not None  # noqa: S101 - a coroutine that runs is a task's
+            self._stop = lambda: loop.call_soon_threadsafe(this.cancel)
+            try:
+                return await work
+            except asyncio.CancelledError:
+                self.log.warning("The task was stopped, cancels the job in %s", staged.job_dir)
+                await _cancel(staged)
+                raise JobError("the task was stopped, its job cancelled") from None
+            finally:
+                self._stop = None
+
         try:
-            await self._start(staged)
-            async with MachineHook(staged.ssh_conn_id).machine() as machine:
-                return await trigger.watch(machine, lambda line: self.log.info("%s", line))
-        except asyncio.CancelledError:
-            self.log.warning("The task was stopped, cancels the job in %s", staged.job_dir)
-            await _cancel(staged)
-            raise JobError(f"{_subject(staged)}: the task was stopped, its job cancelled") from None
+            return run_async(stoppable())
         except OverbrainerError as error:
             raise about(_subject(staged), error) from error
-        finally:
-            self._stop = None
+
+    async def _watch(self, staged: StagedExport, trigger: ExportJobTrigger) -> JobEnd:
+        """Watch the job from this worker, as the triggerer would."""
+        async with MachineHook(staged.ssh_conn_id).machine() as machine:
+            return await trigger.watch(machine, lambda line: self.log.info("%s", line))
 
     async def _start(self, staged: StagedExport) -> None:
         async with MachineHook(staged.ssh_conn_id).machine() as machine:
@@ -178,7 +187,7 @@ class RunExportOperator(BaseOperator):
             for line in end.last:
                 self.log.info("  %s", line)
             raise JobError(f"{_subject(staged)}: {reason}")
-        exported = run_async(_result(staged))
+        exported = self._wait_for(staged, _result(staged))
         self.log.info("Made %s, %s", staged.file, human_size(exported.size))
         return exported.plain()
 
@@ -209,10 +218,7 @@ async def _result(staged: StagedExport) -> ExportedGGUF:
     async with MachineHook(staged.ssh_conn_id).machine() as machine:
         made = (await machine_manifest(machine, staged.job_dir, [file])).get(file)
     if made is None or made.size == 0:
-        raise NoGGUFError(
-            f"{_subject(staged)}: the job left no GGUF file {staged.file} in "
-            f"{staged.job_dir}/{GGUF_DIR}"
-        )
+        raise NoGGUFError(f"the job left no GGUF file {staged.file} in {staged.job_dir}/{GGUF_DIR}")
     return ExportedGGUF(**staged.model_dump(), size=made.size, sha256=made.sha256)
 
 
