@@ -1,6 +1,7 @@
 """A machine reached over SSH, through one connection that is opened when it is first needed."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from overbrainer_airflow.machines.session import StreamSession
 from overbrainer_airflow.machines.shell import SHELL_COMMAND, after_mark, framed, new_mark
 
 CONNECT_TIMEOUT = 30.0
+
+_CONNECT_TRIES = 7
+_CONNECT_WAIT = 0.1
 
 Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
 
@@ -118,30 +122,49 @@ class SSHMachine:
     async def _connected(self) -> asyncssh.SSHClientConnection:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        try:
-            self._connection = await asyncio.wait_for(self.connect(), CONNECT_TIMEOUT)
-        except asyncio.TimeoutError:
-            raise MachineError(
-                f"machine {self.name} does not answer within {CONNECT_TIMEOUT:g} s: check its "
-                "address and that it is on"
-            ) from None
-        except asyncssh.HostKeyNotVerifiable as error:
-            raise MachineError(
-                f"machine {self.name}: its host key is not the one that is known, or none is "
-                f"known ({error}): put the key that the machine's owner confirms into the "
-                "connection's extra as host_key, such as 'ssh-ed25519 AAAA...'"
-            ) from error
-        except asyncssh.PermissionDenied as error:
-            raise MachineError(
-                f"machine {self.name} refuses the login ({error}): check the connection's login, "
-                "key_file and private_key"
-            ) from error
-        except (asyncssh.Error, OSError) as error:
-            raise MachineError(
-                f"machine {self.name} cannot be reached ({error}): check the connection's host and "
-                "port; a server that closes at once may have reached its MaxStartups"
-            ) from error
+        self._connection = await self._connect_again_and_again()
         return self._connection
+
+    async def _connect_again_and_again(self) -> asyncssh.SSHClientConnection:
+        """Connect; a server that hangs up may have too many logins at once and is asked again."""
+        for attempt in range(1, _CONNECT_TRIES + 1):
+            try:
+                return await asyncio.wait_for(self.connect(), CONNECT_TIMEOUT)
+            except (asyncssh.ConnectionLost, ConnectionResetError) as error:
+                if attempt == _CONNECT_TRIES:
+                    raise self._unreachable(error) from error
+                wait = _CONNECT_WAIT * 2**attempt
+                await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+            except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
+                raise self._unreachable(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _unreachable(self, error: Exception) -> MachineError:
+        match error:
+            case asyncssh.HostKeyNotVerifiable():
+                why = (
+                    f"its host key is not the one that is known, or none is known ({error}): put "
+                    "the key that the machine's owner confirms into the connection's extra as "
+                    "host_key, such as 'ssh-ed25519 AAAA...'"
+                )
+            case asyncssh.PermissionDenied():
+                why = (
+                    f"it refuses the login ({error}): check the connection's login, key_file and "
+                    "private_key"
+                )
+            case asyncio.TimeoutError():
+                why = (
+                    f"it does not answer within {CONNECT_TIMEOUT:g} s: check its address and that "
+                    "it is on"
+                )
+            case asyncssh.ConnectionLost() | ConnectionResetError():
+                why = (
+                    f"it cannot be reached, it hangs up before the login ({error}): check its "
+                    "sshd's log, many logins at once need a larger MaxStartups"
+                )
+            case _:
+                why = f"it cannot be reached ({error}): check the connection's host and port"
+        return MachineError(f"machine {self.name}: {why}")
 
 
 def _handler(progress: Progress | None) -> Callable[[bytes, bytes, int, int], None] | None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SAID = "export: "
 """What every line of the export script itself starts with."""
 
+_PRINTED = 3
+
 _STAGE = re.compile(rf"{SAID}(\w+) took (\d+) s")
 
 
@@ -41,5 +43,7 @@ def what_failed(end: JobEnd, job_dir: str) -> str:
             f"{reason}"
         )
     if end.exit_code != 0:
-        return f"the job in {job_dir} ended with exit code {end.exit_code}: {reason}"
+        printed = [line for line in end.last if not line.startswith(SAID)][-_PRINTED:]
+        ending = f"; the log ends with: {' | '.join(printed)}" if end.marked and printed else ""
+        return f"the job in {job_dir} ended with exit code {end.exit_code}: {reason}{ending}"
     return ""

@@ -155,5 +155,5 @@ def test_an_unreachable_machine_is_named(
     make_run(tmp_path / "runs", "my-run")
     exported = finished(tmp_path, "gpu")
     connect(port=1)
-    with pytest.raises(MachineError, match=r"gpu \(127.0.0.1\) cannot be reached"):
+    with pytest.raises(MachineError, match=r"gpu \(127.0.0.1\): it cannot be reached"):
         deliver(exported)

@@ -21,7 +21,10 @@ def test_a_job_that_ended_well_has_not_failed() -> None:
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (JobEnd("exited", 137, ["x"], SAID), "exit code 137: export: convert took 3 s"),
+        (
+            JobEnd("exited", 137, ["x"], SAID),
+            "exit code 137: export: convert took 3 s; the log ends with: x",
+        ),
         (JobEnd("exited", 143, ["x"], []), "exit code 143: x"),
         (JobEnd("exited", 1, [], []), "exit code 1: it printed nothing"),
         (JobEnd("lost", None, ["x"], []), "was lost: its processes are gone"),
