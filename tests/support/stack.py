@@ -29,6 +29,12 @@ class AirflowStack:
     port: int
     env: Mapping[str, str]
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, init=False)
+    _token: str = field(default="", init=False)
+
+    @property
+    def url(self) -> str:
+        """Where the API server answers."""
+        return f"http://127.0.0.1:{self.port}"
 
     def start(self, component: str) -> None:
         """Start a component; its output goes to a file of its name in ``home``."""
