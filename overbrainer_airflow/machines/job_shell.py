@@ -67,6 +67,10 @@ in_new_session() {
         'import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])' "$@"
     fi
 }
+# Seconds of a clock that nobody sets, where there is one.
+clock() {
+    if read -r uptime _ </proc/uptime; then echo "${uptime%%.*}"; else date +%s; fi
+} 2>/dev/null
 stop_rest() {
     [ ! -s job.stop ] || sh job.stop </dev/null >/dev/null 2>&1 9>&-
 }
@@ -81,7 +85,7 @@ lock_job() {
 # The leader outlives the signal that ends its command, so that the end is written down.
 _JOB = f"""#!/bin/sh
 {_FUNCTIONS}
-echo "$(boot_id) $(start_of $$) $(date +%s)" >job.boot
+echo "$(boot_id) $(start_of $$) $(clock)" >job.boot
 echo $$ >job.pid.part && mv job.pid.part job.pid
 echo ready >&3
 exec 3>&-
@@ -127,6 +131,12 @@ def start_script(directory: str, launch: Launch, inputs: str, result: str) -> st
 {_enter(directory)}
 {_FUNCTIONS}
 lock_job || {{ echo "cannot lock $PWD/job.lock" >&2; exit 1; }}
+# A job that is being cancelled is nobody's any more: its successor starts once it is gone.
+waited=0
+while [ -f cancelling ] && [ "$waited" -lt {(GRACE + 20) * 5} ] && [ "$(job_status)" = running ]; do
+    sleep 0.2
+    waited=$((waited + 1))
+done
 same=no
 [ "$(cat job.inputs 2>/dev/null)" = {quote(inputs)} ] && same=yes
 state=$(job_status)
@@ -185,7 +195,8 @@ look() {{
         state=$(job_status)
         [ ! -f job.log ] || size=$(($(wc -c <job.log)))
         [ ! -f job.boot ] || read -r _ _ began <job.boot
-        age=$(($(date +%s) - ${{began:-$(date +%s)}}))
+        now=$(clock)
+        age=$((now - ${{began:-$now}}))
     fi
     count=$((size > $1 ? size - $1 : 0))
     [ "$count" -le {limit:d} ] || count={limit:d}

@@ -95,19 +95,42 @@ class RunExportOperator(BaseOperator):
         """Run the export; see the class."""
         with failing_fast():
             staged = read_handover(StagedExport, self.staged, self.task_id)
-        trigger = self._trigger(staged, watcher=str(context["ti"].id))
-        self._wait_for(staged, self._start(staged))
-        if self.deferrable:
-            self.defer(trigger=trigger, method_name="execute_complete")
-        return self._finish(staged, self._wait_for(staged, self._watch(staged, trigger)))
+        return self._export(context, staged, restarted=False)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def execute_complete(
+        self, context: Context, event: dict[str, Any], *, restarted: bool
+    ) -> dict[str, Any]:
         """Take the result once the triggerer says that the job has ended."""
         with failing_fast():
             staged = read_handover(StagedExport, self.staged, self.task_id)
         if "error" in event:
             raise JobError(f"{_subject(staged)}: {event['error']}")
-        return self._finish(staged, JobEnd(**event))
+        return self._complete(context, staged, JobEnd(**event), restarted=restarted)
+
+    def _export(self, context: Context, staged: StagedExport, *, restarted: bool) -> dict[str, Any]:
+        """Start or find the job, and have it followed to its end."""
+        self._wait_for(staged, self._start(staged))
+        trigger = self._trigger(staged, watcher=str(context["ti"].id))
+        if self.deferrable:
+            self.defer(
+                trigger=trigger,
+                method_name="execute_complete",
+                kwargs={"restarted": restarted},
+            )
+        end = self._wait_for(staged, self._watch(staged, trigger))
+        return self._complete(context, staged, end, restarted=restarted)
+
+    def _complete(
+        self, context: Context, staged: StagedExport, end: JobEnd, *, restarted: bool
+    ) -> dict[str, Any]:
+        """Take the job's result; a job that was stopped for an earlier try is started anew.
+
+        A cleared task may find its job before the one who cleared it has had it cancelled.
+        """
+        if end.how == "cancelled" and not restarted:
+            self.log.info("The job was cancelled for an earlier try, starts it again")
+            return self._export(context, staged, restarted=True)
+        return self._finish(staged, end)
 
     def on_kill(self) -> None:
         """Cancel the job: somebody stopped the task.

@@ -136,6 +136,23 @@ def test_stopping_a_task_that_is_not_watching_cancels_the_job(
     assert (Path(staged.job_dir) / "cancelled").exists()
 
 
+def test_a_job_that_is_cancelled_for_an_earlier_try_is_started_again(
+    stage: Callable[[str], StagedExport],
+) -> None:
+    staged = stage(f"if [ ! -e begun ]; then touch begun; sleep 60; fi; {MAKE_GGUF}")
+    job_dir = Path(staged.job_dir)
+
+    def stop_the_earlier_try() -> None:
+        wait_for(job_dir / "begun")
+        operator(staged).on_kill()
+
+    stopper = threading.Thread(target=stop_the_earlier_try)
+    stopper.start()
+    assert run(staged)["file"] == "my-run-Q4_K_M.gguf"
+    stopper.join()
+    assert (job_dir / "attempts" / "1" / "cancelled").exists()
+
+
 def test_a_job_made_of_other_files_is_not_followed(
     stage: Callable[[str], StagedExport],
 ) -> None:

@@ -278,6 +278,21 @@ def test_a_cancelled_job_is_started_again(on_machine: Use, job_dir: Path) -> Non
     on_machine(work)
 
 
+def test_a_start_waits_until_a_job_that_is_being_cancelled_is_gone(
+    on_machine: Use, job_dir: Path
+) -> None:
+    async def work(machine: Machine) -> None:
+        await start(machine, job_dir, "trap 'sleep 1; exit 9' TERM; touch begun; sleep 60 & wait")
+        await until((job_dir / "begun").exists, "the job begins")
+        cancelling = asyncio.create_task(detached_job.cancel(machine, str(job_dir)))
+        await until((job_dir / "cancelling").exists, "the job is being cancelled")
+        assert await start(machine, job_dir, "echo again") == "started"
+        assert (await end_of(machine, job_dir))[1] == ["again"]
+        await cancelling
+
+    on_machine(work)
+
+
 def test_cancelling_a_job_that_has_ended_changes_nothing(on_machine: Use, job_dir: Path) -> None:
     async def work(machine: Machine) -> None:
         await start(machine, job_dir, "exit 3")
