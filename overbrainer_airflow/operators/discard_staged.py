@@ -65,19 +65,19 @@ class DiscardStagedOperator(BaseOperator):
                 )
                 return
             made = (job.state, job.exit_code) == ("exited", 0)
-            await discard_on_machine(machine, staged, keep_gguf=made)
+            kept = await discard_on_machine(machine, staged, keep_gguf=made)
         if staged.ssh_conn_id is not None:
             run_dir = Path(staged.runs_dir) / staged.run_id
             discard_staged(run_dir, run_dir / EXPORTS_DIR / staged.export_id)
         self.log.info(
             "Discards what was staged in %s; its log stays there%s",
             staged.job_dir,
-            ", and so does a GGUF that was not delivered" if made else "",
+            ", and so does the GGUF that was not delivered" if kept else "",
         )
 
 
-async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_gguf: bool) -> None:
-    """Remove the staged files and what the job made from its directory on the machine.
+async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_gguf: bool) -> bool:
+    """Remove the staged files and what the job made; return whether a GGUF stays.
 
     Args:
         machine: the machine of the export.
@@ -89,7 +89,7 @@ async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_ggu
         MachineError: the machine cannot be reached, or does not let them go.
     """
     kept = f"{GGUF_DIR}/{staged.file}" if keep_gguf else ""
-    await run_checked(
+    output = await run_checked(
         machine,
         f"""
         cd -- {quote(staged.job_dir)} 2>/dev/null || exit 0
@@ -100,6 +100,7 @@ async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_ggu
                     *) rm -rf -- "$entry" || exit 1 ;;
                 esac
             done
+            echo kept
         else
             rm -rf -- {OUTPUT_DIR} || exit 1
         fi
@@ -107,3 +108,4 @@ async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_ggu
         """,
         timeout=_REMOVAL_TIMEOUT,
     )
+    return output.strip() == b"kept"
