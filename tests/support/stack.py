@@ -69,11 +69,18 @@ class AirflowStack:
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Call the REST API and return its answer."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/api/v2{path}",
+        if not self._token:
+            with urllib.request.urlopen(f"{self.url}/auth/token", timeout=30) as answer:  # noqa: S310
+                self._token = json.loads(answer.read())["access_token"]
+        request = urllib.request.Request(  # noqa: S310 - it is our own loopback
+            f"{self.url}/api/v2{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", "Accept": "application/json"},
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Content-Type": "application/json",
+                "Accept": "application/json",
+            },
         )
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             return json.loads(answer.read() or b"null")
