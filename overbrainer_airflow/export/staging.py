@@ -60,7 +60,7 @@ def _tree(run_dir: Path, path: Path) -> Iterator[Path]:
 
 def _inside(run_dir: Path, path: Path) -> Path:
     """Return ``path`` if it is a regular file of the run, itself or where it links to."""
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # a link to itself makes Path.resolve raise
     if not target.is_relative_to(run_dir.resolve()):
         raise RunNotReadyError(
             f"run {run_dir.name}: {path} links to {target}, outside the run: "

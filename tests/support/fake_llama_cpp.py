@@ -37,9 +37,18 @@ class GGUFReader:
 """
 
 
-def make_mirror(folder: Path, quantize: str = _QUANTIZE) -> LlamaCppRelease:
-    """Make the release in ``folder``, with the shell script ``quantize`` as llama-quantize."""
-    source = {"convert_hf_to_gguf.py": _CONVERT, "gguf-py/gguf.py": _GGUF}
+def make_mirror(
+    folder: Path, quantize: str = _QUANTIZE, convert: str = _CONVERT, gguf: str = _GGUF
+) -> LlamaCppRelease:
+    """Make the release in ``folder``.
+
+    Args:
+        folder: where it is made.
+        quantize: the shell script that is llama-quantize.
+        convert: the Python that is convert_hf_to_gguf.py.
+        gguf: the Python module that reads GGUF files.
+    """
+    source = {"convert_hf_to_gguf.py": convert, "gguf-py/gguf.py": gguf}
     source_sha256 = _pack(
         folder / "archive" / "refs" / "tags" / f"{TAG}.tar.gz", f"llama.cpp-{TAG}", source
     )

@@ -98,6 +98,12 @@ def test_what_was_staged_is_removed_and_the_records_of_the_job_stay(
     assert (run_dir / "output" / "adapter_model.safetensors").read_text() == "weights"
 
 
+def test_a_digest_that_was_computed_on_arrival_is_recorded_as_it_is(
+    run_dir: Path, job_dir: Path
+) -> None:
+    assert deliver(run_dir, job_dir, FILE, digest="1" * 64).record.sha256 == "1" * 64
+
+
 def test_a_delivery_leaves_no_unfinished_files(run_dir: Path, job_dir: Path) -> None:
     deliver(run_dir, job_dir, FILE)
     assert list(run_dir.rglob("*.part")) == []

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import shlex
 import shutil
@@ -174,6 +175,46 @@ def test_a_mirror_that_lacks_the_release_is_told_by_its_url(
     assert f"export: cannot fetch {release.url}/archive/refs/tags/b1.tar.gz: " in err
     assert "[overbrainer] llama_cpp_release" in err
     assert names(cache / "llama.cpp" / TAG) == []
+
+
+@every_shell
+@pytest.mark.parametrize("url", ["https://mirror.invalid/\u00e9", "https://[mirror/llama.cpp"])
+def test_a_mirror_whose_url_cannot_be_asked_is_told_in_one_line(
+    url: str, shell: str, release: LlamaCppRelease, bin_dir: Path, cache: Path
+) -> None:
+    env = release.env() | {"OVERBRAINER_LLAMA_CPP_URL": url}
+    env["PYTHONIOENCODING"] = "ascii:backslashreplace"
+    job = start(shell, "llama_cpp_ready", bin_dir, cache, env)
+    _, err = job.communicate()
+    assert job.returncode == 1
+    assert err.startswith("export: cannot fetch https://")
+    assert len(err.splitlines()) == 1
+    assert names(cache / "llama.cpp" / TAG) == []
+
+
+def test_a_pinned_file_that_is_no_archive_is_told_as_such(
+    release: LlamaCppRelease, bin_dir: Path, cache: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "the mirror" / "archive" / "refs" / "tags" / "b1.tar.gz"
+    archive.write_text("<html>")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    env = release.env() | {"OVERBRAINER_LLAMA_CPP_SOURCE_SHA256": digest}
+    job = start("dash", "llama_cpp_ready", bin_dir, cache, env)
+    _, err = job.communicate()
+    assert job.returncode == 1
+    assert err.startswith(f"export: cannot unpack {release.url}/archive/refs/tags/b1.tar.gz: ")
+    assert names(cache / "llama.cpp" / TAG) == []
+
+
+@every_shell
+def test_libraries_that_the_machine_already_looks_for_are_found_after_those_of_the_release(
+    shell: str, release: LlamaCppRelease, bin_dir: Path, cache: Path
+) -> None:
+    env = release.env() | {"LD_LIBRARY_PATH": "/opt/cuda/lib"}
+    job = start(shell, f"llama_cpp_ready; {SHOW}", bin_dir, cache, env)
+    out, _ = job.communicate()
+    _, programs, libraries = out.splitlines()[-3:]
+    assert libraries == f"{programs}:/opt/cuda/lib"
 
 
 def test_an_archive_of_another_release_is_refused(

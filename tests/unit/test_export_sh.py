@@ -1,9 +1,6 @@
 """The whole script, run for real on a release whose programs write what they were asked for."""
 
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,64 +8,11 @@ import yaml
 
 from overbrainer_airflow.export.job import ExportJob
 from overbrainer_airflow.export.llama_cpp import LlamaCppRelease
-from overbrainer_airflow.export.staging import prepare
+from tests.support.export_sh import Export
 from tests.support.fake_llama_cpp import make_mirror
 from tests.support.runs import ADAPTER, FULL, make_run, write_files
 
-#: Stands for axolotl: keeps the config that it was given, and leaves a merged model.
-AXOLOTL = """#!/bin/sh
-cp "$2" "$SEEN"
-python3 - "$2" <<'PYTHON'
-import pathlib, sys, yaml
-merged = pathlib.Path(yaml.safe_load(open(sys.argv[1]))["output_dir"]) / "merged"
-merged.mkdir(parents=True)
-(merged / "config.json").write_text("{}")
-PYTHON
-"""
 MERGED = {f"merged/{name}": text for name, text in FULL.items()}
-
-#: Runs a job in a run's directory and returns the process.
-Export = Callable[[ExportJob, Path], "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def release(tmp_path: Path) -> LlamaCppRelease:
-    """Return a release whose mirror is a directory."""
-    return make_mirror(tmp_path / "mirror")
-
-
-@pytest.fixture
-def seen(tmp_path: Path) -> Path:
-    """Return the file in which axolotl keeps the config of its merge."""
-    return tmp_path / "merge.yaml"
-
-
-@pytest.fixture
-def export(tmp_path: Path, seen: Path) -> Export:
-    """Return a function that prepares a job and runs it as a machine does."""
-    write_files(tmp_path / "modules", {f"{name}.py": "" for name in ("torch", "transformers")})
-    write_files(tmp_path / "modules", {"numpy.py": ""})
-    write_files(tmp_path / "bin", {"axolotl": AXOLOTL})
-    (tmp_path / "bin" / "axolotl").chmod(0o755)
-
-    def run(job: ExportJob, job_dir: Path) -> "subprocess.CompletedProcess[str]":
-        prepare(job, job_dir)
-        return subprocess.run(
-            [sys.executable, *job.command()[1:]],
-            cwd=job_dir,
-            env={
-                "PATH": f"{tmp_path / 'bin'}:/usr/local/bin:/usr/bin:/bin",
-                "PYTHONPATH": str(tmp_path / "modules"),
-                "SEEN": str(seen),
-                "OVERBRAINER_CACHE": str(tmp_path / "cache"),
-                **job.env(str(job_dir)),
-            },
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-
-    return run
 
 
 def made(job: ExportJob, job_dir: Path) -> str:
@@ -151,6 +95,51 @@ def test_a_merge_is_told_nothing_of_plugins_resuming_or_the_hub(
     assert set(merge) & (settings.keys() - {"base_model", "lora_r", "output_dir"}) == set()
 
 
+def test_a_merge_needs_no_kernels_of_a_gpu(
+    runs_dir: Path, release: LlamaCppRelease, export: Export, seen: Path
+) -> None:
+    run_dir = make_run(runs_dir, "my-run")
+    kernels = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+    (run_dir / "axolotl.yaml").write_text(yaml.safe_dump(dict.fromkeys(kernels, True)))
+    assert export(ExportJob.in_job("my-run", "F16", release), run_dir).returncode == 0
+    merge = yaml.safe_load(seen.read_text())
+    assert [merge[kernel] for kernel in kernels] == [False] * 3
+
+
+def test_a_base_model_beside_the_config_is_found_from_the_job_directory(
+    runs_dir: Path, release: LlamaCppRelease, export: Export, seen: Path
+) -> None:
+    run_dir = make_run(runs_dir, "my-run")
+    write_files(run_dir / "base", FULL)
+    job = ExportJob.in_place("my-run", "F16", "output", release=release)
+    assert export(job, run_dir / "exports" / "job").returncode == 0
+    base = Path(yaml.safe_load(seen.read_text())["base_model"])
+    assert base.is_absolute()
+    assert base.samefile(run_dir / "base")
+
+
+def test_a_program_has_its_temporary_files_in_scratch_and_tells_nobody_of_its_use(
+    tmp_path: Path, runs_dir: Path, export: Export
+) -> None:
+    names = ("TMPDIR", "PYTHONIOENCODING", "AXOLOTL_DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY")
+    shown = " ".join(f"${name}" for name in names)
+    release = make_mirror(tmp_path / "telling", f'echo x >"$2"; echo "told: {shown}"')
+    run_dir = make_run(runs_dir, "my-run", files=FULL)
+    done = export(ExportJob.in_job("my-run", "Q4_K_M", release), run_dir)
+    assert f"told: {run_dir}/scratch ascii:backslashreplace 1 1\n" in done.stdout
+
+
+def test_a_merged_model_makes_room_before_the_quantization(
+    tmp_path: Path, runs_dir: Path, export: Export
+) -> None:
+    release = make_mirror(tmp_path / "listing", 'echo x >"$2"; echo has: $(ls "$TMPDIR")')
+    job = ExportJob.in_job("my-run", "Q4_K_M", release)
+    done = export(job, make_run(runs_dir, "my-run"))
+    (has,) = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("has: "))
+    assert "converted.gguf" in has
+    assert "merge" not in has
+
+
 def test_a_model_that_somebody_merged_is_not_merged_again(
     runs_dir: Path, release: LlamaCppRelease, export: Export, seen: Path
 ) -> None:
@@ -173,90 +162,6 @@ def test_a_gguf_of_an_earlier_try_is_replaced_and_nothing_else_is_left(
     assert sorted(path.name for path in job_dir.iterdir()) == ["export.sh", "output"]
     assert [path.name for path in job_dir.glob("output/gguf/*")] == ["my-run-F16.gguf"]
     assert made(job, job_dir) == "f16 of output"
-
-
-def test_an_export_that_fails_leaves_neither_a_gguf_nor_its_scratch(
-    tmp_path: Path, runs_dir: Path, export: Export
-) -> None:
-    broken = make_mirror(tmp_path / "broken", 'echo half >"$2"; echo "bad tensor" >&2; exit 7')
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    job_dir = run_dir / "exports" / "job"
-    done = export(ExportJob.in_place("my-run", "Q4_K_M", "output", release=broken), job_dir)
-    assert done.returncode == 7
-    assert "bad tensor\n" in done.stdout
-    assert done.stderr == "export: quantize failed with exit code 7\n"
-    assert [path.name for path in job_dir.rglob("*") if path.is_file()] == ["export.sh"]
-    assert not (job_dir / "scratch").exists()
-
-
-def test_a_full_disk_is_told_as_such(tmp_path: Path, runs_dir: Path, export: Export) -> None:
-    full = make_mirror(tmp_path / "full", 'echo "write: No space left on device" >&2; exit 1')
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    done = export(ExportJob.in_job("my-run", "Q4_K_M", full), run_dir)
-    assert f"export: quantize failed because the disk is full: {run_dir} has " in done.stderr
-
-
-def test_a_machine_with_an_older_c_library_is_told_to_use_a_container(
-    tmp_path: Path, runs_dir: Path, export: Export
-) -> None:
-    missing = "libc.so.6: version \\`GLIBC_2.38' not found (required by llama-quantize)"
-    newer = make_mirror(tmp_path / "newer", f'echo "{missing}" >&2; exit 1')
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    done = export(ExportJob.in_job("my-run", "Q4_K_M", newer), run_dir)
-    assert "need a newer C library than this machine's; export in a container" in done.stderr
-
-
-def test_a_killed_program_is_told_as_out_of_memory(
-    tmp_path: Path, runs_dir: Path, export: Export
-) -> None:
-    killed = make_mirror(tmp_path / "killed", "kill -9 $$")
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    done = export(ExportJob.in_job("my-run", "Q4_K_M", killed), run_dir)
-    assert done.returncode == 137
-    assert "export: quantize was killed, most likely out of memory" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["torch", "numpy", "transformers"])
-def test_a_python_that_lacks_a_module_is_told_with_the_setting_to_change(
-    name: str, tmp_path: Path, runs_dir: Path, release: LlamaCppRelease, export: Export
-) -> None:
-    (tmp_path / "modules" / f"{name}.py").unlink()
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    done = export(ExportJob.in_job("my-run", "F16", release), run_dir)
-    assert done.returncode == 1
-    assert done.stderr.startswith("export: ")
-    assert f"/python3 lacks {name}: install what is missing" in done.stderr
-    assert "the setting venv" in done.stderr
-
-
-def test_an_adapter_without_axolotl_on_the_machine_is_told_as_such(
-    tmp_path: Path, runs_dir: Path, release: LlamaCppRelease, export: Export
-) -> None:
-    (tmp_path / "bin" / "axolotl").unlink()
-    run_dir = make_run(runs_dir, "my-run")
-    done = export(ExportJob.in_job("my-run", "F16", release), run_dir)
-    assert done.returncode == 1
-    assert done.stderr.startswith("export: there is no axolotl beside ")
-
-
-def test_a_directory_without_a_model_is_told_with_what_a_model_has(
-    runs_dir: Path, release: LlamaCppRelease, export: Export
-) -> None:
-    run_dir = make_run(runs_dir, "my-run", files={"tokenizer.json": "{}"})
-    done = export(ExportJob.in_job("my-run", "F16", release), run_dir)
-    assert done.returncode == 1
-    message = "export: there is no model in output: neither adapter_config.json nor config.json\n"
-    assert done.stderr == message
-
-
-def test_a_job_without_its_config_is_told_so(
-    runs_dir: Path, release: LlamaCppRelease, export: Export
-) -> None:
-    run_dir = make_run(runs_dir, "my-run", files=FULL)
-    (run_dir / "axolotl.yaml").unlink()
-    done = export(ExportJob.in_job("my-run", "F16", release), run_dir)
-    assert done.returncode == 1
-    assert done.stderr.startswith("export: there is no axolotl.yaml: ")
 
 
 def test_progress_is_a_line_every_ten_percent(

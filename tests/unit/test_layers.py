@@ -15,6 +15,7 @@ FORBIDDEN = {
     "export": ("airflow", "machines", "hooks", "triggers", "operators", "task_groups"),
     "machines": ("airflow", "export", "hooks", "triggers", "operators", "task_groups"),
     "hooks": ("triggers", "operators", "task_groups"),
+    "triggers": ("operators", "task_groups"),
 }
 
 

@@ -45,6 +45,7 @@ def test_the_sequence_length_is_read_from_the_top_level_of_the_config(
         "sequence_len: -1\n",
         "sequence_len: 0\n",
         "sequence_len: [4096]\n",
+        "sequence_len: 4294967296\n",
     ],
 )
 def test_a_config_without_a_length_in_tokens_at_its_top_level_has_none(
@@ -55,7 +56,14 @@ def test_a_config_without_a_length_in_tokens_at_its_top_level_has_none(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "- a\n", "text", "sequence_len: 4096\n: {", "sequence_len: 4096\nday: 2026-13-45\n"],
+    [
+        "",
+        "- a\n",
+        "text",
+        "sequence_len: 4096\n: {",
+        "sequence_len: 4096\nday: 2026-13-45\n",
+        "[" * 9999,
+    ],
 )
 def test_a_config_that_is_no_yaml_mapping_has_no_sequence_length(text: str, tmp_path: Path) -> None:
     assert sequence_len(write_config(tmp_path, text)) is None

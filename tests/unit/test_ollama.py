@@ -89,6 +89,16 @@ exit 1"""
     assert outcome == Failed("Error: no Modelfile or safetensors files found")
 
 
+def test_a_directory_without_a_modelfile_is_a_failure_that_names_it(
+    tmp_path: Path, gguf_dir: Path
+) -> None:
+    (gguf_dir / "Modelfile").unlink()
+    program = make_program(tmp_path, f"touch {tmp_path}/started")
+    outcome = ollama_create(gguf_dir, "m", program)
+    assert outcome == Failed(f"there is no {gguf_dir / 'Modelfile'}")
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_failure_that_says_nothing_is_told_by_its_exit_status(
     tmp_path: Path, gguf_dir: Path
 ) -> None:

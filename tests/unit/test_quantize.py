@@ -96,5 +96,11 @@ def test_a_newer_file_that_is_no_export_of_the_run_is_not_the_latest(
     assert latest_gguf(tmp_path, "my-run") == "my-run-Q8_0.gguf"
 
 
+def test_a_directory_named_like_an_export_is_not_the_latest(tmp_path: Path) -> None:
+    make_gguf(tmp_path, "my-run-Q8_0.gguf", 100)
+    (tmp_path / "output" / "gguf" / "my-run-F16.gguf").mkdir()
+    assert latest_gguf(tmp_path, "my-run") == "my-run-Q8_0.gguf"
+
+
 def test_a_run_without_exports_has_no_latest_gguf(tmp_path: Path) -> None:
     assert latest_gguf(tmp_path, "my-run") is None

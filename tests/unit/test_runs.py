@@ -125,6 +125,33 @@ def test_a_model_without_weights_is_refused(kept: str, runs_dir: Path) -> None:
     assert "fetch them" in message
 
 
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (("config.json", "pytorch_model.bin"), "full"),
+        (("config.json", "model.safetensors"), "full"),
+        (("merged/config.json", "merged/pytorch_model.bin"), "merged"),
+        (("adapter_config.json", "adapter_model.bin"), "adapter"),
+    ],
+)
+def test_weights_are_found_in_either_format(
+    files: tuple[str, str], kind: str, runs_dir: Path
+) -> None:
+    make_run(runs_dir, "my-run", files=dict.fromkeys(files, "{}"))
+    assert model_of(runs_dir, "my-run").kind == kind
+
+
+def test_weights_of_a_full_model_do_not_make_an_adapter_complete(runs_dir: Path) -> None:
+    make_run(runs_dir, "my-run", files={"adapter_config.json": "{}", "model.safetensors": "w"})
+    assert "has no weights (adapter_model.safetensors" in refusal(runs_dir)
+
+
+def test_a_weights_index_that_names_no_file_is_refused(runs_dir: Path) -> None:
+    index = {"config.json": "{}", "model.safetensors.index.json": '{"weight_map": {}}'}
+    make_run(runs_dir, "my-run", files=index)
+    assert "lacks 0 of its 0 weights files: fetch them" in refusal(runs_dir)
+
+
 @pytest.mark.parametrize("folder", ["", "merged/"])
 def test_a_model_in_shards_is_complete_with_all_of_them(folder: str, runs_dir: Path) -> None:
     files = {"config.json": "{}", "model.safetensors.index.json": INDEX} | dict.fromkeys(
@@ -227,3 +254,28 @@ def test_a_run_record_keeps_the_fields_of_a_newer_writer(tmp_path: Path) -> None
     write_files(tmp_path, {"run.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n"})
     path = tmp_path / "run.json"
     assert json.loads(RunRecord.read(path).text()) == content
+
+
+def test_a_run_record_is_written_as_it_was_read_in_the_order_of_its_fields(tmp_path: Path) -> None:
+    text = """\
+{
+  "id": "my-run",
+  "target": "gpu",
+  "created": "2026-01-02T03:04:05Z",
+  "remote_dir": null,
+  "state": "stopped",
+  "snapshot": {
+    "checkpoint": "checkpoint-20",
+    "step": 20,
+    "reason": "café closed",
+    "loss": 0.5
+  },
+  "snapshots": [
+    20
+  ],
+  "tags": []
+}
+"""
+    path = tmp_path / "run.json"
+    path.write_text(text, encoding="utf-8")
+    assert RunRecord.read(path).text() == text

@@ -207,6 +207,30 @@ def test_a_dangling_link_in_the_model_is_refused(run_dir: Path, job_dir: Path) -
         stage(run_dir, job_dir)
 
 
+@pytest.mark.parametrize("target", [".", "..", "templates"])
+def test_a_link_to_a_directory_of_the_run_is_refused_and_not_followed(
+    target: str, run_dir: Path, job_dir: Path
+) -> None:
+    (run_dir / "output" / "more").symlink_to(target)
+    with pytest.raises(RunNotReadyError, match="output/more is not a file that can be sent"):
+        stage(run_dir, job_dir)
+
+
+def test_a_link_to_itself_in_the_model_is_refused(run_dir: Path, job_dir: Path) -> None:
+    (run_dir / "output" / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(RunNotReadyError, match=r"tokenizer\.json is not a file that can be sent"):
+        stage(run_dir, job_dir)
+
+
+def test_a_copy_keeps_the_time_of_its_original(
+    run_dir: Path, job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_links(monkeypatch)
+    os.utime(run_dir / "axolotl.yaml", (100, 100))
+    stage(run_dir, job_dir)
+    assert (job_dir / "axolotl.yaml").stat().st_mtime == 100
+
+
 def test_discarding_leaves_the_records_of_the_job_and_the_run_as_it_was(
     run_dir: Path, job_dir: Path
 ) -> None:

@@ -62,7 +62,7 @@ try:
         while block := source.read(1 << 20):
             digest.update(block)
             target.write(block)
-except (OSError, http.client.HTTPException) as error:
+except (OSError, ValueError, http.client.HTTPException) as error:
     if getattr(error, "errno", None) == errno.ENOSPC:
         stop(f"the disk of {work} is full: make room and export again")
     stop(f"cannot fetch {url}: {error}; a mirror can be named with [overbrainer] llama_cpp_release")
