@@ -25,6 +25,7 @@ def export_run(
     ssh_conn_id: str | None = None,
     ollama_name: str | None = None,
     runs_dir: str | None = None,
+    keep_model: bool = False,
     group_id: str = "export",
     job_timeout: timedelta | None = JOB_TIMEOUT,
     secrets: Mapping[str, str] | None = None,
@@ -42,6 +43,8 @@ def export_run(
         ssh_conn_id: the machine's ``ssh`` connection; None or empty is the worker.
         ollama_name: the Ollama model to create; None or empty skips that.
         runs_dir: the directory of the runs; ``[overbrainer] runs_dir`` when None.
+        keep_model: whether a model that is sent stays on the machine for the next export; see
+            `StageModelOperator`.
         group_id: the group's id.
         job_timeout: how long the job may take; then it is cancelled.
         secrets: environment variables of the job and where they are kept; see
@@ -59,6 +62,7 @@ def export_run(
             quantize=quantize,
             ssh_conn_id=ssh_conn_id,
             runs_dir=runs_dir,
+            keep_model=keep_model,
         )
         run = RunExportOperator(
             task_id="run_export",

@@ -17,6 +17,21 @@ QUANTIZE_TYPES = (
     "F16",
     "BF16",
 )
+SIXTEEN_BIT = ("F16", "BF16")
+"""Types that the conversion writes itself."""
+
+# Of whole files, tables and scales included; small models with a large vocabulary take more.
+_BITS = {
+    "Q2_K": 3.4,
+    "Q3_K_M": 4.0,
+    "Q4_K_S": 4.7,
+    "Q4_K_M": 4.9,
+    "Q5_K_S": 5.6,
+    "Q5_K_M": 5.8,
+    "Q6_K": 6.6,
+    "Q8_0": 8.6,
+}
+
 DEFAULT_QUANTIZE = "Q4_K_M"
 
 #: Directory of a run that holds its delivered GGUF files, and of a job that holds its own.
@@ -37,6 +52,11 @@ def check_quantize(name: object) -> str:
     raise InvalidInputError(
         f"quantize type {name!r} is unknown: use one of {', '.join(QUANTIZE_TYPES)}{hint}"
     )
+
+
+def bits_per_weight(quantize: str) -> float:
+    """Return about how many bits a GGUF of a type takes for each weight of the model."""
+    return _BITS.get(quantize, 16.0)
 
 
 def gguf_name(name: str, quantize: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from overbrainer_airflow.errors import RunNotReadyError
 from overbrainer_airflow.export.job import ExportJob
-from overbrainer_airflow.export.runs import CONFIG_FILE, OUTPUT_DIR
+from overbrainer_airflow.export.runs import CONFIG_FILE, OUTPUT_DIR, RunModel
 from overbrainer_airflow.export.script import write_script
 
 _NOT_STAGED = ("checkpoint-", "gguf")
@@ -48,6 +48,11 @@ def model_files(run_dir: Path, model: str) -> Iterator[Path]:
         if model == OUTPUT_DIR and entry.name.startswith(_NOT_STAGED):
             continue
         yield from _tree(run_dir, entry)
+
+
+def model_size(run: RunModel) -> int:
+    """Return the bytes that an export's model takes where it is sent."""
+    return sum(path.stat().st_size for path in model_files(run.run_dir, run.model))
 
 
 def _tree(run_dir: Path, path: Path) -> Iterator[Path]:

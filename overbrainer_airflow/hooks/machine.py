@@ -7,7 +7,7 @@ import logging
 import sys
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.connection import get_async_connection
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
@@ -87,14 +87,17 @@ class MachineHook(BaseHook):
 
     @staticmethod
     async def _connect(conn_id: str) -> asyncssh.SSHClientConnection:
-        from airflow.providers.ssh.hooks.ssh import SSHHookAsync  # noqa: PLC0415 - as above
+        import asyncssh  # noqa: PLC0415 - as above
+
+        from overbrainer_airflow.hooks.ssh_options import ssh_options  # noqa: PLC0415 - as above
 
         # asyncssh tells of each channel it opens; a task's log is for the job's own lines.
         channels = logging.getLogger("asyncssh")
         if channels.level == logging.NOTSET:
             channels.setLevel(logging.WARNING)
-        hook = SSHHookAsync(ssh_conn_id=conn_id)
-        return cast("asyncssh.SSHClientConnection", await hook.get_conn())  # type: ignore[no-untyped-call]
+        # Read at each connect: a secrets backend may have renewed the key since.
+        connection = await get_async_connection(conn_id)
+        return await asyncssh.connect(**ssh_options(connection))
 
 
 def _local_settings() -> Any:

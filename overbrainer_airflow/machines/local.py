@@ -11,10 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overbrainer_airflow.errors import MachineError
-from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress, Session
+from overbrainer_airflow.machines.pipes import StreamPipe, begin
+from overbrainer_airflow.machines.protocol import (
+    COMMAND_TIMEOUT,
+    Completed,
+    Pipe,
+    Progress,
+    Session,
+)
 from overbrainer_airflow.machines.runtime import MachineSettings
 from overbrainer_airflow.machines.session import StreamSession
 from overbrainer_airflow.machines.shell import after_mark, framed, new_mark
+
+_LONGEST_LINE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,20 @@ class LocalMachine:
         finally:
             await _end(process)
 
+    @asynccontextmanager
+    async def pipe(self, script: str, *, apart: bool = False) -> AsyncIterator[Pipe]:  # noqa: ARG002
+        """See `Machine.pipe`."""
+        mark = new_mark()
+        process = await _shell(stderr=asyncio.subprocess.DEVNULL)
+        try:
+            assert process.stdin is not None  # noqa: S101 - both are pipes
+            assert process.stdout is not None  # noqa: S101
+            pipe = StreamPipe(process.stdout, process.stdin)
+            await begin(pipe, script, mark)
+            yield pipe
+        finally:
+            await _end(process)
+
     async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
         """See `Machine.put`."""
         await self._copy(local, Path(remote), progress)
@@ -86,6 +109,7 @@ async def _shell(stderr: int) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
+        limit=_LONGEST_LINE,
         start_new_session=True,
     )
 

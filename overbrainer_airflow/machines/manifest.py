@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from overbrainer_airflow.errors import MachineError
+from overbrainer_airflow.machines.agent.digests import digest_of
 from overbrainer_airflow.machines.protocol import HASH_TIMEOUT, Machine, run_checked
 from overbrainer_airflow.machines.runtime import python_word
 from overbrainer_airflow.machines.shell import quote
@@ -23,8 +24,6 @@ class FileDigest:
 
 #: Files by their path relative to one directory, with ``/``.
 Manifest = Mapping[str, FileDigest]
-
-_BLOCK = 1 << 20
 
 # Prints a JSON object of what is there. The names come as JSON too, so they may hold anything.
 _DIGESTS = """
@@ -44,16 +43,14 @@ print(json.dumps(found))
 """
 
 
-async def local_manifest(root: Path, files: Iterable[Path]) -> dict[str, FileDigest]:
-    """Return the manifest of ``files`` below ``root``; reading them blocks no event loop.
+async def local_manifest(root: Path, names: Iterable[str]) -> dict[str, FileDigest]:
+    """Return the manifest of ``names`` below ``root``; digests that are known are not computed.
 
     Raises:
         OSError: one cannot be read.
     """
-    names = list(files)
-    return await asyncio.to_thread(
-        lambda: {path.relative_to(root).as_posix(): digest_file(path) for path in names}
-    )
+    wanted = list(names)
+    return await asyncio.to_thread(lambda: {name: digest_file(root / name) for name in wanted})
 
 
 async def machine_manifest(
@@ -106,14 +103,12 @@ printf '}}\\n'
 
 
 def digest_file(path: Path) -> FileDigest:
-    """Return the size and SHA-256 of a file, read once in small blocks."""
-    digest = sha256()
-    size = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return FileDigest(size, digest.hexdigest())
+    """Return the size and SHA-256 of a file; see `agent.digests.digest_of`.
+
+    Raises:
+        OSError: it cannot be read, or was written to meanwhile.
+    """
+    return FileDigest(path.stat().st_size, digest_of(str(path)))
 
 
 def manifest_digest(manifest: Manifest) -> str:

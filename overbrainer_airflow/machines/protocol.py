@@ -18,6 +18,9 @@ HASH_TIMEOUT = 6 * 3600.0
 #: Called with the bytes done so far and the bytes in all.
 Progress = Callable[[int, int], None]
 
+#: Takes bytes as they arrive.
+Sink = Callable[[bytes], object]
+
 
 @dataclass(frozen=True)
 class Completed:
@@ -56,6 +59,35 @@ class Session(Protocol):
         ...
 
 
+class Pipe(Protocol):
+    """Bytes to and from a program on a machine."""
+
+    async def send(self, data: bytes) -> None:
+        """Send ``data``, once there is room for it.
+
+        Raises:
+            MachineError: the program or the connection is gone.
+        """
+        ...
+
+    async def line(self) -> bytes:
+        """Return the next line, without its newline.
+
+        Raises:
+            MachineError: the program or the connection is gone.
+        """
+        ...
+
+    async def receive(self, size: int, sink: Sink) -> None:
+        """Give the next ``size`` bytes to ``sink`` as they arrive.
+
+        Raises:
+            MachineError: the program or the connection is gone.
+            OSError: the sink raised it.
+        """
+        ...
+
+
 class Machine(Protocol):
     """Somewhere that runs shell and holds files. Paths on it are absolute and use ``/``."""
 
@@ -79,6 +111,18 @@ class Machine(Protocol):
 
     def session(self, script: str) -> AbstractAsyncContextManager[Session]:
         """Start a POSIX shell script that reads requests and answers them, until it is left.
+
+        Raises:
+            MachineError: the machine cannot be reached.
+        """
+        ...
+
+    def pipe(self, script: str, *, apart: bool = False) -> AbstractAsyncContextManager[Pipe]:
+        """Start a POSIX shell script whose input and output carry bytes, until it is left.
+
+        Args:
+            script: the shell; it must not read before it has said something.
+            apart: whether it gets a connection of its own, so that it shares no other's limits.
 
         Raises:
             MachineError: the machine cannot be reached.

@@ -33,6 +33,8 @@ class MachineSettings(BaseModel):
         venv: native: the virtual environment with torch and axolotl; ``python3`` on PATH when None.
         engine: container: ``docker`` or ``podman``.
         image: container: the image with torch and axolotl.
+        runs_dir: where the machine sees the very runs that the worker has, on a file system that
+            they share; None when they share none.
         gpus: container: ``all`` of the machine's GPUs, or ``none``.
 
     Paths are below the home directory unless absolute.
@@ -43,6 +45,7 @@ class MachineSettings(BaseModel):
     workdir: Path = "overbrainer"
     runtime: Literal["native", "container"] = "native"
     venv: Path | None = None
+    runs_dir: Path | None = None
     engine: Literal["docker", "podman"] = "docker"
     image: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")] = IMAGE
     gpus: Literal["all", "none"] = "all"

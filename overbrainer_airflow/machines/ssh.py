@@ -6,16 +6,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import asyncssh
 
 from overbrainer_airflow.errors import MachineError
-from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Completed, Progress, Session
+from overbrainer_airflow.machines.pipes import PACKET, WINDOW, SSHPipe, begin
+from overbrainer_airflow.machines.protocol import (
+    COMMAND_TIMEOUT,
+    Completed,
+    Pipe,
+    Progress,
+    Session,
+)
 from overbrainer_airflow.machines.runtime import MachineSettings
 from overbrainer_airflow.machines.session import StreamSession
 from overbrainer_airflow.machines.shell import SHELL_COMMAND, after_mark, framed, new_mark
 
 CONNECT_TIMEOUT = 30.0
+
+# A connection that passes nothing is found dead after these seconds times those questions, and is
+# kept open by whatever stands between.
+_KEEPALIVE = 15
+_UNANSWERED = 4
 
 _CONNECT_TRIES = 7
 _CONNECT_WAIT = 0.1
@@ -93,6 +106,39 @@ class SSHMachine:
         finally:
             process.close()
 
+    @asynccontextmanager
+    async def pipe(self, script: str, *, apart: bool = False) -> AsyncIterator[Pipe]:
+        """See `Machine.pipe`."""
+        connection = await (self._connect_again_and_again() if apart else self._connected())
+        mark = new_mark()
+        try:
+            channel, pipe = await self._open_pipe(connection)
+            try:
+                await begin(pipe, script, mark)
+                yield pipe
+            finally:
+                channel.abort()
+        except asyncssh.ChannelOpenError as error:
+            raise MachineError(
+                f"machine {self.name}: its sshd opens no further session ({error}): raise its "
+                "MaxSessions"
+            ) from error
+        except (asyncssh.Error, asyncio.TimeoutError) as error:
+            raise MachineError(f"machine {self.name}: the connection was lost: {error}") from error
+        finally:
+            if apart:
+                connection.abort()
+
+    @staticmethod
+    async def _open_pipe(
+        connection: asyncssh.SSHClientConnection,
+    ) -> tuple[asyncssh.SSHClientChannel[bytes], SSHPipe]:
+        opening = connection.create_session(
+            SSHPipe, SHELL_COMMAND, encoding=None, window=WINDOW, max_pktsize=PACKET
+        )
+        channel, session = await asyncio.wait_for(opening, CONNECT_TIMEOUT)
+        return channel, cast("SSHPipe", session)
+
     async def put(self, local: Path, remote: str, progress: Progress | None = None) -> None:
         """See `Machine.put`."""
         async with self._sftp(f"send {local} to {remote}") as sftp:
@@ -129,7 +175,7 @@ class SSHMachine:
         """Connect; a server that hangs up may have too many logins at once and is asked again."""
         for attempt in range(1, _CONNECT_TRIES + 1):
             try:
-                return await asyncio.wait_for(self.connect(), CONNECT_TIMEOUT)
+                return await asyncio.wait_for(self._kept_alive(), CONNECT_TIMEOUT)
             except (asyncssh.ConnectionLost, ConnectionResetError) as error:
                 if attempt == _CONNECT_TRIES:
                     raise self._unreachable(error) from error
@@ -138,6 +184,11 @@ class SSHMachine:
             except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
                 raise self._unreachable(error) from error
         raise AssertionError("the last try returns or raises")
+
+    async def _kept_alive(self) -> asyncssh.SSHClientConnection:
+        connection = await self.connect()
+        connection.set_keepalive(_KEEPALIVE, _UNANSWERED)
+        return connection
 
     def _unreachable(self, error: Exception) -> MachineError:
         match error:

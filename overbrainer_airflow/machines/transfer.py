@@ -1,140 +1,159 @@
-"""Files to and from a machine, each checked by SHA-256 before it gets its name.
+"""Files to and from a machine: none gets its name before SHA-256 says that it is whole.
 
 A file on its way is called ``<name>.part``; a reader of the destination never sees half of one.
+What is there already and equal is not moved, what was begun is gone on with, and one transfer at a
+time writes into a directory. A machine without a Python for the agent gets whole files over SFTP.
 """
 
+import asyncio
 import logging
-import os
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-from overbrainer_airflow.errors import MachineError, TransferError
-from overbrainer_airflow.machines.manifest import (
-    FileDigest,
-    Manifest,
-    digest_file,
-    machine_manifest,
-)
-from overbrainer_airflow.machines.progress import human_size, progress_lines
-from overbrainer_airflow.machines.protocol import Machine, run_checked
-from overbrainer_airflow.machines.shell import quote
+from overbrainer_airflow.machines import plain_transfer
+from overbrainer_airflow.machines.agent.locks import give_up, holder, take
+from overbrainer_airflow.machines.agent.parts import part_of
+from overbrainer_airflow.machines.link import Link, NoAgentError, linked
+from overbrainer_airflow.machines.manifest import FileDigest, Manifest
+from overbrainer_airflow.machines.protocol import Machine
+from overbrainer_airflow.machines.trees import Transferred, TreeTransfer
 
 log = logging.getLogger(__name__)
 
-_TRIES = 2
 
+async def send_tree(
+    machine: Machine,
+    local: Path,
+    remote: str,
+    names: Iterable[str],
+    *,
+    owner: str,
+    alone_in: str | None = None,
+) -> Transferred:
+    """Bring files from ``local`` to ``remote`` on the machine.
 
-async def send_tree(machine: Machine, local: Path, remote: str, manifest: Manifest) -> int:
-    """Bring the files of ``manifest`` from ``local`` to ``remote`` and return the bytes sent.
-
-    Files that are already there and equal are not sent. Nothing else in ``remote`` is touched.
+    Args:
+        machine: where to.
+        local: the directory here.
+        remote: the directory there; nothing else in it is touched.
+        names: the files, relative to both.
+        owner: whose transfer it is: an interrupted one of the same owner is taken over, one of
+            another owner into the same directory is waited for.
+        alone_in: a directory of the tree that holds an earlier state of it and no one's files:
+            what is not sent is removed there, but for what its ``gguf/`` holds.
 
     Raises:
-        TransferError: a file arrived with other content, twice.
-        MachineError: the machine cannot be reached or written to.
+        TransferError: a file arrived twice with other content, changed while it was sent, or
+            cannot be written there.
+        MachineError: the machine cannot be reached.
+        OSError: a file cannot be read here.
     """
-    there = await machine_manifest(machine, remote, manifest)
-    missing = {name: entry for name, entry in manifest.items() if there.get(name) != entry}
-    sent = 0
-    for attempt in range(1, _TRIES + 1):
-        await _make_directories(machine, remote, missing)
-        for name, entry in missing.items():
-            await machine.put(
-                local / name,
-                f"{remote}/{name}.part",
-                progress_lines(f"sends {name} to {machine.name}"),
-            )
-            sent += entry.size
-        missing = await _wrong_parts(machine, remote, missing)
-        if not missing:
+    wanted = sorted(set(names))
+    try:
+        async with linked(machine) as control:
+            await _lock_there(control, remote, owner)
+            if alone_in is not None:
+                await _remove_others(control, f"{remote}/{alone_in}", wanted, alone_in)
+            sent = await TreeTransfer(machine, control, local, remote).send(wanted)
+            await control.ask("unlock")
             return sent
-        if attempt < _TRIES:
-            log.warning(
-                "%s arrived damaged on %s, sends it again", ", ".join(missing), machine.name
-            )
-    name = next(iter(missing))
-    raise TransferError(
-        f"machine {machine.name}: {remote}/{name} is not what was sent, twice (expected "
-        f"{missing[name].size} bytes, SHA-256 {missing[name].sha256}): "
-        "check the machine's disk and memory"
-    )
+    except NoAgentError as error:
+        log.warning("%s: sends over SFTP, an interrupted file starts over", error)
+        return await plain_transfer.send_tree(machine, local, remote, wanted)
 
 
-async def fetch_file(machine: Machine, remote: str, local: Path, expected: FileDigest) -> None:
-    """Bring one file from the machine to ``local``, which it replaces once it is verified.
+async def equal_tree(
+    machine: Machine, local: Path, remote: str, names: Iterable[str]
+) -> Manifest | None:
+    """Return the files of ``local`` if the very same are in ``remote`` on the machine.
 
     Raises:
-        TransferError: it arrived with other content, twice.
-        MachineError: the machine cannot be reached or has no such file.
+        MachineError: the machine cannot be reached.
+        OSError: a file cannot be read here.
     """
-    part = local.with_name(f"{local.name}.part")
-    local.parent.mkdir(parents=True, exist_ok=True)
+    wanted = sorted(set(names))
     try:
-        for attempt in range(1, _TRIES + 1):
-            await machine.get(
-                remote, part, progress_lines(f"fetches {local.name} from {machine.name}")
-            )
-            arrived = digest_file(part)
-            if arrived == expected:
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
-                part.replace(local)
-                return
-            if attempt < _TRIES:
-                log.warning("%s arrived damaged, fetches it again", local.name)
+        async with linked(machine) as control:
+            return await TreeTransfer(machine, control, local, remote).equal(wanted)
+    except NoAgentError:
+        return await plain_transfer.equal_tree(machine, local, remote, wanted)
+
+
+async def fetch_tree(
+    machine: Machine, remote: str, local: Path, names: Iterable[str], *, owner: str
+) -> Transferred:
+    """Bring files from ``remote`` on the machine to ``local``; the other way of `send_tree`.
+
+    Raises:
+        TransferError: a file arrived twice with other content, or is not there.
+        MachineError: the machine cannot be reached.
+        OSError: a file cannot be written here.
+    """
+    return await _fetch(machine, remote, local, sorted(set(names)), expected=None, owner=owner)
+
+
+async def fetch_file(
+    machine: Machine, remote: str, local: Path, expected: FileDigest, *, owner: str
+) -> int:
+    """Bring a file to ``local``, which it replaces once it is ``expected``; return bytes moved.
+
+    Raises:
+        TransferError: it arrived twice with other content, is not there, or not what is expected.
+        MachineError: the machine cannot be reached.
+        OSError: it cannot be written here.
+    """
+    root, _, name = remote.rpartition("/")
+    if name != local.name:
+        raise ValueError(f"{remote} and {local} have different names")
+    fetched = await _fetch(
+        machine, root, local.parent, [name], expected={name: expected}, owner=owner
+    )
+    return fetched.moved
+
+
+async def _fetch(
+    machine: Machine,
+    remote: str,
+    local: Path,
+    names: list[str],
+    *,
+    expected: Manifest | None,
+    owner: str,
+) -> Transferred:
+    async with _locked_here(local, owner):
+        try:
+            async with linked(machine) as control:
+                return await TreeTransfer(machine, control, local, remote).fetch(names, expected)
+        except NoAgentError as error:
+            log.warning("%s: fetches over SFTP, an interrupted file starts over", error)
+            return await plain_transfer.fetch_tree(machine, remote, local, names, expected)
+
+
+async def _remove_others(control: Link, root: str, names: list[str], top: str) -> None:
+    inside = [name.removeprefix(f"{top}/") for name in names if name.startswith(f"{top}/")]
+    keep = [*inside, *map(part_of, inside)]
+    answer = await control.ask("prune", root=root, keep=keep, spare=["gguf"])
+    if answer["removed"]:
+        log.info("Removes %d files of an earlier model in %s", len(answer["removed"]), root)
+
+
+async def _lock_there(control: Link, folder: str, owner: str) -> None:
+    answer = await control.ask("lock", folder=folder, owner=owner, waits=False)
+    if answer["holder"] is not None:
+        log.info("Waits for the transfer of %s into %s", answer["holder"], folder)
+        await control.ask("lock", folder=folder, owner=owner, waits=True)
+
+
+@asynccontextmanager
+async def _locked_here(folder: Path, owner: str) -> AsyncIterator[None]:
+    place = str(folder)
+    held = take(place, owner, waits=False, ends_earlier_try=False)
+    if held is None:
+        log.info("Waits for the transfer of %s into %s", holder(place), folder)
+        held = await asyncio.to_thread(take, place, owner, waits=True, ends_earlier_try=False)
+    try:
+        yield
     finally:
-        part.unlink(missing_ok=True)
-    raise TransferError(
-        f"{local} is not what machine {machine.name} holds as {remote}, twice: it is "
-        f"{arrived.size} bytes with SHA-256 {arrived.sha256}, expected {expected.size} bytes with "
-        f"{expected.sha256}: nothing was replaced, try again"
-    )
-
-
-async def free_bytes(machine: Machine, directory: str) -> int:
-    """Return the bytes that the account may still write to the directory's file system.
-
-    Raises:
-        MachineError: the directory is missing or the machine cannot be reached.
-    """
-    output = await run_checked(machine, f"df -Pk -- {quote(directory)}")
-    fields = output.decode("ascii", "replace").splitlines()[-1].split()
-    try:
-        return int(fields[-3]) * 1024
-    except (ValueError, IndexError) as error:
-        raise MachineError(f"machine {machine.name}: df of {directory} says {fields}") from error
-
-
-async def check_space(machine: Machine, directory: str, needed: int, what: str) -> None:
-    """Make sure that ``needed`` bytes fit below ``directory`` on the machine.
-
-    Raises:
-        MachineError: they do not; the message says how much is missing.
-    """
-    free = await free_bytes(machine, directory)
-    if free < needed:
-        raise MachineError(
-            f"machine {machine.name}: {what} needs {human_size(needed)} in {directory}, "
-            f"{human_size(needed - free)} more than is free: make room there"
-        )
-
-
-async def _make_directories(machine: Machine, remote: str, files: Mapping[str, object]) -> None:
-    parents = sorted({str(PurePosixPath(remote) / PurePosixPath(name).parent) for name in files})
-    if parents:
-        await run_checked(machine, "mkdir -p -- " + " ".join(map(quote, parents)))
-
-
-async def _wrong_parts(
-    machine: Machine, remote: str, files: dict[str, FileDigest]
-) -> dict[str, FileDigest]:
-    """Give each part that is right its name; return the files whose part is not."""
-    parts = await machine_manifest(machine, remote, [f"{name}.part" for name in files])
-    right = [name for name, entry in files.items() if parts.get(f"{name}.part") == entry]
-    if right:
-        moves = "\n".join(
-            f"mv -f -- {quote(f'{name}.part')} {quote(name)} || exit 1"
-            for name in (f"./{name}" for name in right)
-        )
-        await run_checked(machine, f"cd -- {quote(remote)} || exit 1\n{moves}")
-    return {name: entry for name, entry in files.items() if name not in right}
+        if held is not None:
+            give_up(place, held)

@@ -15,6 +15,7 @@ from overbrainer_airflow.export.runs import EXPORTS_DIR
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.machines.manifest import FileDigest, digest_file
 from overbrainer_airflow.machines.progress import human_size
+from overbrainer_airflow.machines.space import check_space_here
 from overbrainer_airflow.machines.transfer import fetch_file
 from overbrainer_airflow.operators.base import about, failing_fast, run_async
 from overbrainer_airflow.operators.discard_staged import discard_on_machine
@@ -94,15 +95,16 @@ class DeliverGGUFOperator(BaseOperator):
         """Have the verified GGUF in the local job directory, or find it delivered already."""
         expected = FileDigest(exported.size, exported.sha256)
         made = job_dir / GGUF_DIR / exported.file
-        if exported.ssh_conn_id is None and made.is_file():
+        if made.is_file():
             found = await asyncio.to_thread(digest_file, made)
-            if found != expected:
+            if found == expected:
+                return
+            if exported.ssh_conn_id is None:
                 raise TransferError(
                     f"{made} changed since it was made: it is {found.size} bytes with SHA-256 "
                     f"{found.sha256}, expected {expected.size} bytes with {expected.sha256}: "
                     "clear the export's tasks to make it again"
                 )
-            return
         delivered = run_dir / GGUF_DIR / exported.file
         same_size = delivered.is_file() and delivered.stat().st_size == exported.size
         if same_size and await asyncio.to_thread(digest_file, delivered) == expected:
@@ -111,4 +113,6 @@ class DeliverGGUFOperator(BaseOperator):
         self.log.info(
             "Fetches %s, %s, from %s", exported.file, human_size(exported.size), machine.name
         )
-        await fetch_file(machine, f"{exported.job_dir}/{GGUF_DIR}/{exported.file}", made, expected)
+        remote = f"{exported.job_dir}/{GGUF_DIR}/{exported.file}"
+        check_space_here(run_dir, exported.size, f"the GGUF of run {exported.run_id}")
+        await fetch_file(machine, remote, made, expected, owner=exported.export_id)

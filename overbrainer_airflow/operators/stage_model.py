@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -16,16 +15,16 @@ from overbrainer_airflow.export.runs import EXPORTS_DIR, RunModel, model_of
 from overbrainer_airflow.export.script import (
     MERGE_PROGRAM,
     PYTHON_MODULES,
-    SCRIPT_FILE,
     export_script,
 )
-from overbrainer_airflow.export.staging import model_files, prepare
+from overbrainer_airflow.export.space import room_for
+from overbrainer_airflow.export.staging import model_files, model_size
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.manifest import local_manifest, machine_manifest, manifest_digest
+from overbrainer_airflow.machines.manifest import local_manifest, manifest_digest
 from overbrainer_airflow.machines.preflight import check_tools, look_at
 from overbrainer_airflow.machines.progress import human_size
-from overbrainer_airflow.machines.transfer import check_space, send_tree
+from overbrainer_airflow.machines.space import check_space, check_space_here
 from overbrainer_airflow.operators.base import (
     failing_fast,
     llama_cpp_release,
@@ -34,14 +33,15 @@ from overbrainer_airflow.operators.base import (
     runs_directory,
 )
 from overbrainer_airflow.operators.handover import StagedExport
+from overbrainer_airflow.operators.model_place import Place, Sending, find_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
 
     from overbrainer_airflow.export.llama_cpp import LlamaCppRelease
-    from overbrainer_airflow.machines.manifest import FileDigest
+    from overbrainer_airflow.machines.manifest import Manifest
     from overbrainer_airflow.machines.protocol import Machine
 
 
@@ -56,6 +56,9 @@ class StageModelOperator(BaseOperator):
         quantize: the quantize type, in upper or lower case.
         ssh_conn_id: the machine's ``ssh`` connection; None or empty is this worker.
         runs_dir: the directory of the runs; ``[overbrainer] runs_dir`` when None.
+        keep_model: whether a model that has to be sent stays in the run's directory on the machine,
+            where the next export finds it. It is not discarded; a model of that name that was not
+            sent by this operator is never replaced, the export then goes without.
 
     Returns:
         `StagedExport`, as a dictionary.
@@ -75,6 +78,7 @@ class StageModelOperator(BaseOperator):
         quantize: str = DEFAULT_QUANTIZE,
         ssh_conn_id: str | None = None,
         runs_dir: str | None = None,
+        keep_model: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -82,6 +86,7 @@ class StageModelOperator(BaseOperator):
         self.quantize = quantize
         self.ssh_conn_id = ssh_conn_id
         self.runs_dir = runs_dir
+        self.keep_model = keep_model
         if not looks_templated(run_id):
             check_run_id(run_id)
         if not looks_templated(quantize):
@@ -107,16 +112,27 @@ class StageModelOperator(BaseOperator):
             release.check_platform(facts.platform)
             merges = [MERGE_PROGRAM] if run.kind == "adapter" else []
             await check_tools(machine, PYTHON_MODULES, merges)
-            manifest = await local_manifest(run.run_dir, model_files(run.run_dir, run.model))
-            home = await self._run_dir_with(machine, run, facts.workdir, manifest)
-            in_place = home is not None
-            run_dir = home or f"{facts.workdir}/{run.run_id}"
+            names = [
+                path.relative_to(run.run_dir).as_posix()
+                for path in model_files(run.run_dir, run.model)
+            ]
+            place = await find_place(
+                machine, run, facts.workdir, names, here=not self.ssh_conn_id, keep=self.keep_model
+            )
             job = (
                 ExportJob.in_place(run.run_id, quantize, run.model, release=release)
-                if in_place
+                if place.in_place
                 else ExportJob.staged(run.run_id, quantize, run.run_dir, run.model, release)
             )
-            staged = StagedExport(
+            job_dir = f"{place.run_dir}/{EXPORTS_DIR}/{export_id}"
+            running = await self._runs_already(machine, run, job, job_dir, names)
+            if not running:
+                await self._check_room(
+                    machine, job, run, place=place, job_dir=job_dir, workdir=facts.workdir
+                )
+            sending = Sending(machine, run, job, place, job_dir, export_id)
+            manifest, sent = (running, 0) if running else await sending.bring(names)
+            return StagedExport(
                 run_id=run.run_id,
                 export_id=export_id,
                 quantize=quantize,
@@ -124,74 +140,53 @@ class StageModelOperator(BaseOperator):
                 runs_dir=str(run.run_dir.parent),
                 model=run.model,
                 workdir=facts.workdir,
-                job_dir=f"{run_dir}/{EXPORTS_DIR}/{export_id}",
+                job_dir=job_dir,
                 file=job.file_name,
-                in_place=in_place,
+                in_place=place.in_place,
                 inputs=_inputs(manifest, job),
                 release=release,
+                bytes_sent=sent,
             )
-            if await self._runs_already(machine, staged):
-                return staged
-            sent = await self._send(machine, job, staged, {} if in_place else manifest)
-            return staged.model_copy(update={"bytes_sent": sent})
 
-    async def _run_dir_with(
-        self, machine: Machine, run: RunModel, workdir: str, manifest: Mapping[str, FileDigest]
-    ) -> str | None:
-        """Return the run's directory on the machine if it holds the very same model."""
-        if not self.ssh_conn_id:
-            return str(run.run_dir)
-        for directory in dict.fromkeys([run.remote_dir, f"{workdir}/{run.run_id}"]):
-            if directory is None or not directory.startswith("/"):
-                continue
-            if await machine_manifest(machine, directory, manifest) == manifest:
-                self.log.info("Finds the model on %s in %s", machine.name, directory)
-                return directory
-        return None
-
-    async def _runs_already(self, machine: Machine, staged: StagedExport) -> bool:
-        """Whether this export's job runs: then nothing of it must be touched."""
-        job = await detached_job.status(machine, staged.job_dir)
-        if job.state != "running":
-            return False
-        if job.inputs != staged.inputs:
+    async def _runs_already(
+        self, machine: Machine, run: RunModel, job: ExportJob, job_dir: str, names: list[str]
+    ) -> Manifest | None:
+        """Return what the export's job is made of if it runs: then nothing must be touched."""
+        found = await detached_job.status(machine, job_dir)
+        if found.state != "running":
+            return None
+        manifest = await local_manifest(run.run_dir, names)
+        if found.inputs != _inputs(manifest, job):
             raise JobError(
-                f"run {staged.run_id}: a job made of other files runs in {staged.job_dir} on "
+                f"run {run.run_id}: a job made of other files runs in {job_dir} on "
                 f"machine {machine.name}: nothing was sent; mark that task failed to stop it, "
                 "then try again"
             )
-        self.log.info("Finds the job running in %s, sends nothing", staged.job_dir)
-        return True
+        self.log.info("Finds the job running in %s, sends nothing", job_dir)
+        return manifest
 
-    async def _send(
+    async def _check_room(
         self,
         machine: Machine,
         job: ExportJob,
-        staged: StagedExport,
-        manifest: Mapping[str, FileDigest],
-    ) -> int:
-        """Bring the job directory to the machine and return the bytes that it took."""
-        local = Path(staged.runs_dir) / staged.run_id / EXPORTS_DIR / staged.export_id
-        prepare(job, local)
-        if staged.ssh_conn_id is None:
-            self.log.info("Exports in place, in %s", staged.job_dir)
-            return 0
-        files = dict(manifest) | await local_manifest(local, [local / SCRIPT_FILE])
-        total = sum(entry.size for entry in files.values())
-        await check_space(machine, staged.workdir, total, f"the model of run {staged.run_id}")
-        self.log.info(
-            "Sends %d files, %s, to %s on %s",
-            len(files),
-            human_size(total),
-            staged.job_dir,
-            machine.name,
-        )
-        sent = await send_tree(machine, local, staged.job_dir, files)
-        self.log.info("Sent %s, all verified by SHA-256", human_size(sent))
-        return sent
+        run: RunModel,
+        *,
+        place: Place,
+        job_dir: str,
+        workdir: str,
+    ) -> None:
+        """Make sure that the export has room before any of it is sent."""
+        room = room_for(run, job.quantize)
+        size = 0 if place.manifest is not None else model_size(run)
+        what = f"the export of run {run.run_id} to {job.quantize} (model {human_size(size)}, "
+        what += f"job about {human_size(room.job)})"
+        there = f"{place.run_dir}/{run.model}" if place.in_place else f"{job_dir}/{run.model}"
+        await check_space(machine, workdir, size + room.job, what, counting=there if size else None)
+        if self.ssh_conn_id:
+            check_space_here(run.run_dir, room.quantized, f"the GGUF of run {run.run_id}")
 
 
-def _inputs(manifest: Mapping[str, FileDigest], job: ExportJob) -> str:
+def _inputs(manifest: Manifest, job: ExportJob) -> str:
     """Return one digest of all that decides what the job makes."""
     parts = [manifest_digest(manifest), job.quantize, job.model, job.release.model_dump_json()]
     return hashlib.sha256("\0".join([*parts, export_script()]).encode()).hexdigest()

@@ -8,7 +8,6 @@ import pytest
 
 from demo.sshd import loopback_sshd
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.manifest import local_manifest
 from overbrainer_airflow.machines.protocol import Machine
 from overbrainer_airflow.machines.transfer import send_tree
 from tests.integration.test_detached_job import RESULT, end_of, start
@@ -91,10 +90,9 @@ def test_files_with_any_name_arrive_as_they_are(tmp_path: Path) -> None:
         (source / name).write_text("" if name == "empty" else name)
 
     async def work(machine: Machine) -> int:
-        manifest = await local_manifest(source, [source / name for name in names])
-        first = await send_tree(machine, source, str(target), manifest)
-        assert await send_tree(machine, source, str(target), manifest) == 0
-        return first
+        first = await send_tree(machine, source, str(target), names, owner="test")
+        assert (await send_tree(machine, source, str(target), names, owner="test")).moved == 0
+        return first.moved
 
     with loopback_sshd(tmp_path / "own") as server:
         assert use(over_ssh(server), work) == sum(len(n.encode()) for n in names if n != "empty")

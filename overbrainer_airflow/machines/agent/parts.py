@@ -1,0 +1,117 @@
+"""Files on their way: a part grows beside its place and gets its name when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+from typing import Tuple
+
+from overbrainer_airflow.machines.agent.digests import remember_new
+
+# A path, its size in bytes and its SHA-256 in hex.
+Whole = Tuple[str, int, str]
+
+_LONGEST_NAME = 255
+_MANY = 8
+
+
+def part_of(path: str) -> str:
+    """Return what ``path`` is called until all of it is there and right."""
+    folder, name = os.path.split(path)
+    if len(os.fsencode(name)) + len(".part") > _LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return os.path.join(folder, name + ".part")
+
+
+def open_part(path: str) -> int:
+    """Open the part of ``path``, its directories made, and return the descriptor.
+
+    Its modes are those of any file of a run, whatever the umask.
+
+    Raises:
+        OSError: it cannot be written, or somebody put a link in its place.
+    """
+    part = part_of(path)
+    _make_folders(os.path.dirname(part))
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    os.fchmod(descriptor, 0o644)
+    return descriptor
+
+
+def _make_folders(folder: str) -> None:
+    if os.path.isdir(folder):
+        return
+    _make_folders(os.path.dirname(folder))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+        os.chmod(folder, 0o755)  # noqa: S103 - readable, as the modes of the files say
+
+
+def write_at(descriptor: int, data: memoryview, at: int) -> None:
+    """Write all of ``data`` at an offset.
+
+    Raises:
+        OSError: the disk is full, or it cannot be written.
+    """
+    while data:
+        count = os.pwrite(descriptor, data, at)
+        data, at = data[count:], at + count
+
+
+def write_part(path: str, content: bytes) -> None:
+    """Write all of a small file into its part.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = open_part(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        write_at(descriptor, memoryview(content), 0)
+    finally:
+        os.close(descriptor)
+
+
+def cut_part(path: str, size: int) -> None:
+    """Make the part of ``path``, if there is one, no longer than ``size``."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(part_of(path)).st_size > size:
+            os.truncate(part_of(path), size)
+
+
+def publish(files: list[Whole]) -> None:
+    """Give parts that were found right their names, once all of them are on the disk.
+
+    Raises:
+        OSError: a part is missing, has another size or cannot be renamed.
+    """
+    folders = sorted({os.path.dirname(path) for path, _, _ in files})
+    synced = len(files) > _MANY and _sync_file_system(folders[0])
+    for path, size, _ in files:
+        with open(part_of(path), "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise OSError(f"{part_of(path)} has {found} bytes, {size} were expected")
+            if not synced:
+                os.fsync(file.fileno())
+    for path, _, _ in files:
+        os.replace(part_of(path), path)
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some network file systems cannot
+            os.fsync(descriptor)
+        os.close(descriptor)
+    remember_new({path: digest for path, _, digest in files})
+
+
+def _sync_file_system(folder: str) -> bool:
+    """Write out all of a file system at once, which costs less than many files one by one."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return bool(ctypes.CDLL(None).syncfs(descriptor) == 0)
+    except (OSError, AttributeError):
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,218 @@
+"""The machine's end of a transfer: obeys the requests that arrive on its standard input.
+
+A request is one line of JSON and, for some, the bytes that it announces; so is an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import stat
+import sys
+from typing import Any, BinaryIO, Dict
+
+from overbrainer_airflow.machines.agent.digests import RunningDigest, digest_of
+from overbrainer_airflow.machines.agent.locks import give_up, holder, take
+from overbrainer_airflow.machines.agent.parts import (
+    cut_part,
+    open_part,
+    part_of,
+    publish,
+    write_at,
+    write_part,
+)
+
+Answer = Dict[str, Any]
+
+_BLOCK = 1 << 18
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 is the first to name
+_PIPE_SIZE = 1 << 20
+
+# Who holds a lock and hears nothing for so long has lost its worker, even if nobody told it.
+_SILENCE = 900
+
+
+class WorkerGoneError(Exception):
+    """The input ended amid a request."""
+
+
+class Agent:
+    """Answers requests, each by the method of its name, until there are no more."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(0, _SET_PIPE_SIZE, _PIPE_SIZE)
+        self._input = open(0, "rb", buffering=_BLOCK)  # noqa: SIM115 - for the process's life
+        self._buffer = memoryview(bytearray(2 * _BLOCK))
+        self._digests: dict[str, RunningDigest] = {}
+        self._place: list[Any] = []
+
+    def serve(self) -> None:
+        """Answer until the input ends."""
+        _answer({"python": sys.version.split()[0]})
+        while True:
+            signal.alarm(_SILENCE if self._place else 0)
+            line = self._input.readline()
+            signal.alarm(0)
+            if not line:
+                break
+            request = json.loads(line.decode())
+            try:
+                _answer(getattr(self, "do_" + request.pop("do"))(**request))
+            except OSError as error:
+                _answer({"error": str(error)})
+        if self._place:
+            self.do_unlock()
+
+    def do_ping(self) -> Answer:
+        """Answer, so that the way here and back can be timed."""
+        return {}
+
+    def do_lock(self, folder: str, owner: str, *, waits: bool) -> Answer:
+        """Take the destination for this transfer, or tell who has it."""
+        held = take(folder, owner, waits=waits, ends_earlier_try=True)
+        if held is None:
+            return {"holder": holder(folder)}
+        self._place = [folder, held]
+        return {"holder": None}
+
+    def do_unlock(self) -> Answer:
+        """Let others have the destination."""
+        give_up(*self._place)
+        self._place = []
+        return {}
+
+    def do_sizes(self, root: str, names: list[str]) -> Answer:
+        """Tell the size of each regular file, and of its part."""
+        paths = [os.path.join(root, name) for name in names]
+        parts = [part_of(path) for path in paths]
+        return {"files": list(map(_size, paths)), "parts": list(map(_size, parts))}
+
+    def do_digests(self, root: str, names: list[str]) -> Answer:
+        """Tell the SHA-256 of whole files."""
+        return {"sha256": [digest_of(os.path.join(root, name)) for name in names]}
+
+    def do_upto(self, path: str, start: int, end: int) -> Answer:
+        """Tell the SHA-256 of the first ``end`` bytes of a file, having told that of ``start``."""
+        if start == 0:
+            self._digests = {path: RunningDigest(path)}
+        return {"sha256": self._digests[path].upto(start, end)}
+
+    def do_write(self, path: str, at: int, size: int) -> Answer:
+        """Write the bytes that follow into the part of a file."""
+        try:
+            descriptor = open_part(path)
+            try:
+                while size:
+                    block = self._take(size)
+                    size -= len(block)
+                    write_at(descriptor, block, at)
+                    at += len(block)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self._skip(size)
+            raise
+        return {}
+
+    def do_bundle(self, root: str, files: list[list[Any]]) -> Answer:
+        """Write the bytes that follow into the parts of small files; tell their SHA-256."""
+        contents = [self._input.read(size) for _, size in files]
+        if sum(map(len, contents)) != sum(size for _, size in files):
+            raise WorkerGoneError
+        for (name, _), content in zip(files, contents):  # noqa: B905 - for Python 3.7
+            write_part(os.path.join(root, name), content)
+        return {"sha256": [hashlib.sha256(content).hexdigest() for content in contents]}
+
+    def do_read(self, path: str, at: int, size: int) -> Answer:
+        """Send bytes of a file."""
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found < at + size:
+                raise OSError(f"{path} has {found} bytes, {at + size} were expected")
+            _answer({"bytes": size})
+            while size:
+                count = _send(file, at, size)
+                if not count:
+                    # The bytes are promised: what is missing can only be told by going away.
+                    raise WorkerGoneError
+                at, size = at + count, size - count
+        return {}
+
+    def do_fetch(self, root: str, names: list[str]) -> Answer:
+        """Send the content of small files; tell their sizes and SHA-256."""
+        contents = []
+        for name in names:
+            with open(os.path.join(root, name), "rb") as file:
+                contents.append(file.read())
+        _answer({"bytes": sum(map(len, contents))})
+        _write(b"".join(contents))
+        digests = [hashlib.sha256(content).hexdigest() for content in contents]
+        return {"sizes": list(map(len, contents)), "sha256": digests}
+
+    def do_cut(self, path: str, size: int) -> Answer:
+        """Make the part of a file no longer than ``size``."""
+        cut_part(path, size)
+        return {}
+
+    def do_publish(self, root: str, files: list[list[Any]]) -> Answer:
+        """Give parts their names."""
+        publish([(os.path.join(root, name), size, digest) for name, size, digest in files])
+        return {}
+
+    def do_prune(self, root: str, keep: list[str], spare: list[str]) -> Answer:
+        """Remove the files below ``root`` that are not to be kept, nor in directories to spare."""
+        wanted = {os.path.join(root, name) for name in keep}
+        spared = tuple(os.path.join(root, name, "") for name in spare)
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+        removed = [path for path in found if path not in wanted and not path.startswith(spared)]
+        for path in removed:
+            os.unlink(path)
+        return {"removed": removed}
+
+    def _take(self, size: int) -> memoryview:
+        count = self._input.readinto(self._buffer[:size])  # type: ignore[attr-defined]
+        if not count:
+            raise WorkerGoneError
+        return self._buffer[:count]
+
+    def _skip(self, size: int) -> None:
+        while size:
+            size -= len(self._take(size))
+
+
+def _size(path: str) -> Any:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = os.stat(path)
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size
+    return None
+
+
+def _send(file: BinaryIO, at: int, size: int) -> int:
+    with contextlib.suppress(OSError, AttributeError):
+        return os.sendfile(1, file.fileno(), at, size)
+    block = os.pread(file.fileno(), min(size, _BLOCK), at)
+    _write(block)
+    return len(block)
+
+
+def _answer(answer: Answer) -> None:
+    _write(json.dumps(answer).encode() + b"\n")
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def main() -> None:
+    """Serve; a worker that goes away is the end and no error."""
+    os.umask(0o022)
+    with contextlib.suppress(WorkerGoneError, BrokenPipeError):
+        Agent().serve()
