@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from overbrainer_airflow.errors import MachineError, TransferError
+from overbrainer_airflow.machines.pipes import ProgramGoneError
 from overbrainer_airflow.machines.protocol import COMMAND_TIMEOUT, Machine, Pipe, Sink
 from overbrainer_airflow.machines.runtime import python_word
 from overbrainer_airflow.machines.shell import quote
@@ -145,10 +146,12 @@ async def linked(machine: Machine, *, apart: bool = False) -> AsyncIterator[Link
         try:
             hello = await asyncio.wait_for(pipe.line(), COMMAND_TIMEOUT)
             json.loads(hello)["python"]
-        except (MachineError, ValueError, asyncio.TimeoutError) as error:
+        except (ProgramGoneError, ValueError) as error:
             raise NoAgentError(
                 f"machine {machine.name}: its Python does not run the transfer agent: {error}"
             ) from error
+        except (MachineError, asyncio.TimeoutError) as error:
+            raise MachineError(f"machine {machine.name}: no transfer begins: {error}") from error
         link = Link(machine.name, pipe)
         listening = asyncio.create_task(link.listen())
         try:

@@ -20,6 +20,11 @@ PACKET = 1 << 18
 
 _UNSENT = 2 << 20
 _LONGEST_BANNER = 1000
+_GONE = "the program at its end is gone"
+
+
+class ProgramGoneError(MachineError):
+    """The program at the other end ended of itself, the way to it is still there."""
 
 
 async def begin(pipe: Pipe, script: str, mark: str) -> None:
@@ -48,6 +53,7 @@ class SSHPipe(asyncssh.SSHClientSession[bytes]):
         self._left = 0
         self._errors = bytearray()
         self._end: BaseException | None = None
+        self._refused: OSError | None = None
 
     async def send(self, data: bytes) -> None:
         """See `Pipe.send`."""
@@ -81,19 +87,20 @@ class SSHPipe(asyncssh.SSHClientSession[bytes]):
                 await self._more()
         finally:
             self._left, self._sink = 0, None
-        if self._end is not None and isinstance(self._end, OSError):
-            raise self._end
+        if self._refused is not None:
+            raise self._refused
 
     async def _more(self) -> None:
         if self._end is not None:
-            raise self._end if isinstance(self._end, OSError) else self._gone()
+            raise self._refused or self._gone()
         self._news.clear()
         await self._news.wait()
 
     def _gone(self) -> MachineError:
-        lines = self._errors.decode("utf-8", "replace").strip().splitlines()
-        why = lines[-1] if lines else self._end or "the program at its end is gone"
-        return MachineError(f"the connection was lost: {why}")
+        if isinstance(self._end, ProgramGoneError):
+            lines = self._errors.decode("utf-8", "replace").strip().splitlines()
+            return ProgramGoneError(f"{self._end}: {lines[-1]}") if lines else self._end
+        return MachineError(f"the connection was lost: {self._end}")
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         """Keep the channel."""
@@ -110,7 +117,7 @@ class SSHPipe(asyncssh.SSHClientSession[bytes]):
             try:
                 self._sink(mine)
             except OSError as error:
-                self._end = error
+                self._refused = self._end = error
                 self._left = 0
                 if self._channel is not None:
                     self._channel.abort()
@@ -131,7 +138,7 @@ class SSHPipe(asyncssh.SSHClientSession[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everyone who waits."""
         if self._end is None:
-            self._end = exc or MachineError("the program at its end is gone")
+            self._end = exc or ProgramGoneError(_GONE)
         self._news.set()
         self._room.set()
 
@@ -157,7 +164,7 @@ class StreamPipe:
         while size:
             data = await self._answered(self.reader.read(min(size, PACKET)))
             if not data:
-                raise MachineError("the program at the pipe's end is gone")
+                raise ProgramGoneError(_GONE)
             sink(data)
             size -= len(data)
 
@@ -165,4 +172,4 @@ class StreamPipe:
         try:
             return await work
         except (ConnectionError, EOFError) as error:
-            raise MachineError("the program at the pipe's end is gone") from error
+            raise ProgramGoneError(_GONE) from error

@@ -114,7 +114,7 @@ class SSHMachine:
         try:
             channel, pipe = await self._open_pipe(connection)
             try:
-                await begin(pipe, script, mark)
+                await self._begin(pipe, script, mark)
                 yield pipe
             finally:
                 channel.abort()
@@ -128,6 +128,12 @@ class SSHMachine:
         finally:
             if apart:
                 connection.abort()
+
+    async def _begin(self, pipe: Pipe, script: str, mark: str) -> None:
+        try:
+            await begin(pipe, script, mark)
+        except MachineError as error:
+            raise MachineError(f"machine {self.name}: {error}") from error
 
     @staticmethod
     async def _open_pipe(

@@ -159,8 +159,12 @@ class TreeTransfer:
     async def _links(self, sizes: Iterable[int]) -> AsyncIterator[list[Link]]:
         """Yield links for the bytes: one, or several over a long way, each its own connection."""
         async with AsyncExitStack() as stack:
+            largest = max(sizes, default=0)
+            if largest < _LARGE:
+                yield [self.control]
+                return
             links = [await stack.enter_async_context(linked(self.machine))]
-            more = await self._links_for(max(sizes, default=0)) - 1
+            more = await self._links_for(largest) - 1
             apart = [linked(self.machine, apart=True) for _ in range(more)]
             links += await asyncio.gather(*map(stack.enter_async_context, apart))
             yield links

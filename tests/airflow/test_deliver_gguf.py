@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overbrainer_airflow.errors import MachineError, OverbrainerError, TransferError
-from overbrainer_airflow.machines.ssh import SSHMachine
+from overbrainer_airflow.machines import ends
+from overbrainer_airflow.machines.agent.parts import write_at
 from overbrainer_airflow.operators.deliver_gguf import DeliverGGUFOperator
 from overbrainer_airflow.operators.handover import ExportedGGUF
 from tests.airflow.conftest import MakeConnection
@@ -87,7 +87,7 @@ def test_a_gguf_that_is_not_what_the_job_made_replaces_nothing(exported: Exporte
     before.parent.mkdir()
     before.write_bytes(b"old")
     Path(exported.job_dir, "output", "gguf", FILE).write_bytes(b"a bad gguf")
-    with pytest.raises(TransferError, match=f"{FILE}.*expected 10 bytes with"):
+    with pytest.raises(TransferError, match=f"{FILE}.*changed since it was made"):
         deliver(exported)
     assert before.read_bytes() == b"old"
     assert [path.name for path in before.parent.iterdir()] == [FILE]
@@ -134,18 +134,16 @@ def test_a_file_that_arrives_damaged_twice_is_an_error(
 
 
 def damage_arrivals(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Flip a byte of each of the next files that a machine sends."""
-    get: Callable[..., Any] = SSHMachine.get
+    """Flip a byte of what is written here of the next answers of a machine."""
     left = [times]
 
-    async def damaged(self: SSHMachine, remote: str, local: Path, progress: Any = None) -> None:
-        await get(self, remote, local, progress)
+    def damaged(descriptor: int, data: memoryview, at: int) -> None:
         if left[0]:
             left[0] -= 1
-            content = local.read_bytes()
-            local.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+            data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
+        write_at(descriptor, data, at)
 
-    monkeypatch.setattr(SSHMachine, "get", damaged)
+    monkeypatch.setattr(ends, "write_at", damaged)
 
 
 def test_an_unreachable_machine_is_named(

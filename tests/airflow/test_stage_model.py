@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
@@ -19,7 +20,7 @@ def runs_dir(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def stage(runs_dir: Path, ssh_conn_id: str | None = "gpu", **arguments: str) -> object:
+def stage(runs_dir: Path, ssh_conn_id: str | None = "gpu", **arguments: Any) -> object:
     operator = StageModelOperator(
         task_id="stage_model",
         runs_dir=str(runs_dir),

@@ -1,0 +1,312 @@
+"""Files to and from a machine, whatever happens on the way."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.sshd import LoopbackSSHD
+from overbrainer_airflow.errors import MachineError, OverbrainerError, TransferError
+from overbrainer_airflow.machines.agent.parts import part_of
+from overbrainer_airflow.machines.manifest import FileDigest
+from overbrainer_airflow.machines.protocol import Machine
+from overbrainer_airflow.machines.runtime import MachineSettings
+from overbrainer_airflow.machines.transfer import fetch_file, fetch_tree, send_tree
+from overbrainer_airflow.machines.trees import Transferred
+from tests.integration.conftest import Use
+from tests.support.machines import over_ssh, use
+
+SIZE = 96 << 20
+
+Work = Callable[[Machine], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return os.urandom(SIZE)
+
+
+@pytest.fixture
+def source(tmp_path: Path, content: bytes) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "model").write_bytes(content)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def sending(source: Path, target: Path, owner: str = "test") -> Work:
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+    return lambda machine: send_tree(machine, source, str(target), names, owner=owner)
+
+
+def fetching(source: Path, target: Path, content: bytes) -> Work:
+    expected = FileDigest(len(content), sha256(content).hexdigest())
+    return lambda machine: fetch_file(
+        machine, f"{source}/model", target / "model", expected, owner="test"
+    )
+
+
+def whole_or_nothing(path: Path, content: bytes) -> bool:
+    return not path.exists() or path.read_bytes() == content
+
+
+def when_begun(part: Path, size: int, act: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a part has grown to ``size`` bytes."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if part.exists() and part.stat().st_size >= size:
+                act()
+                return
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_a_tree_arrives_and_comes_back_as_it_is(
+    on_machine: Use, source: Path, tmp_path: Path
+) -> None:
+    (source / "deep").mkdir()
+    (source / "deep" / "small").write_text("small")
+    (source / "empty").touch()
+    sent: Transferred = on_machine(sending(source, tmp_path / "there"))
+    names = list(sent.manifest)
+    back: Transferred = on_machine(
+        lambda machine: fetch_tree(
+            machine, str(tmp_path / "there"), tmp_path / "back", names, owner="test"
+        )
+    )
+    assert back == sent
+    assert sent.moved == SIZE + len("small")
+    for name in names:
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    assert [path.name for path in (tmp_path / "there").rglob(".*")] == []
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_what_is_there_and_equal_is_not_sent_again(
+    on_machine: Use, source: Path, tmp_path: Path
+) -> None:
+    on_machine(sending(source, tmp_path / "there"))
+    assert on_machine(sending(source, tmp_path / "there")).moved == 0
+
+
+def test_other_content_of_the_same_size_and_time_is_sent(
+    on_machine: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    on_machine(sending(source, tmp_path / "there"))
+    for changed in (source / "model", tmp_path / "there" / "model"):
+        before = changed.stat()
+        with changed.open("r+b") as file:
+            file.seek(SIZE // 2)
+            file.write(bytes([content[SIZE // 2] ^ 1]))
+        os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+        expected = (source / "model").read_bytes()
+        assert on_machine(sending(source, tmp_path / "there")).moved == SIZE
+        assert (tmp_path / "there" / "model").read_bytes() == expected
+        (source / "model").write_bytes(content)
+        on_machine(sending(source, tmp_path / "there"))
+
+
+@pytest.mark.parametrize("percent", [10, 50, 99])
+def test_a_connection_that_is_cut_costs_only_what_was_not_there(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes, percent: int
+) -> None:
+    target = tmp_path / "there" / "model"
+    cut = when_begun(Path(part_of(str(target))), SIZE * percent // 100, lambda: restart(sshd))
+    with pytest.raises(OverbrainerError):
+        use(over_ssh(sshd), sending(source, target.parent))
+    cut.join()
+    assert whole_or_nothing(target, content)
+    there = Path(part_of(str(target))).stat().st_size
+    sent = use(over_ssh(sshd), sending(source, target.parent))
+    assert target.read_bytes() == content
+    assert sent.moved <= SIZE - there + (8 * 16 << 20)
+    assert percent < 99 or sent.moved < SIZE
+
+
+def test_a_fetch_that_is_cut_goes_on(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "here" / "model"
+    part = Path(part_of(str(target)))
+    cut = when_begun(part, SIZE // 2, lambda: restart(sshd))
+    with pytest.raises(OverbrainerError):
+        use(over_ssh(sshd), fetching(source, target.parent, content))
+    cut.join()
+    assert not target.exists()
+    moved = use(over_ssh(sshd), fetching(source, target.parent, content))
+    assert target.read_bytes() == content
+    assert moved < SIZE
+
+
+def restart(sshd: LoopbackSSHD) -> None:
+    sshd.stop()
+    sshd.start()
+
+
+def test_a_killed_worker_leaves_no_file_and_its_retry_goes_on(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from demo.sshd import LoopbackSSHD\n"
+        "from tests.integration.test_transfer import sending\n"
+        "from tests.support.machines import over_ssh, use\n"
+        "folder, port, source, target = sys.argv[1:]\n"
+        "server = LoopbackSSHD(Path(folder), int(port))\n"
+        "use(over_ssh(server), sending(Path(source), Path(target)))\n"
+    )
+    arguments = [str(sshd.folder), str(sshd.port), str(source), str(target.parent)]
+    with subprocess.Popen([sys.executable, "-c", program, *arguments]) as worker:
+        when_begun(Path(part_of(str(target))), SIZE // 2, worker.kill).join()
+    assert worker.returncode == -signal.SIGKILL
+    assert not target.exists()
+    assert use(over_ssh(sshd), sending(source, target.parent)).moved <= SIZE
+    assert target.read_bytes() == content
+
+
+def test_bytes_that_were_damaged_on_arrival_are_sent_again(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    part = Path(part_of(str(target)))
+    part.parent.mkdir()
+    damaged = bytearray(content[: SIZE // 2])
+    damaged[20 << 20] ^= 1
+    part.write_bytes(damaged)
+    sent = over_ssh_only(sending(source, target.parent))
+    assert target.read_bytes() == content
+    assert sent.moved == SIZE - (16 << 20)
+
+
+def test_a_part_of_another_export_is_not_taken_for_ours(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    target.parent.mkdir()
+    Path(part_of(str(target))).write_bytes(os.urandom(SIZE + 5))
+    over_ssh_only(sending(source, target.parent))
+    assert target.read_bytes() == content
+
+
+def test_a_remote_file_that_is_not_the_expected_one_replaces_nothing(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "here"
+    target.mkdir()
+    (target / "model").write_text("before")
+    (source / "model").write_bytes(bytes(SIZE))
+    with pytest.raises(TransferError, match="changed since it was made"):
+        over_ssh_only(fetching(source, target, content))
+    os.truncate(source / "model", 5)
+    with pytest.raises(TransferError, match="5 bytes"):
+        over_ssh_only(fetching(source, target, content))
+    (source / "model").unlink()
+    with pytest.raises(TransferError, match="there is no file"):
+        over_ssh_only(fetching(source, target, content))
+    assert [path.name for path in target.iterdir()] == ["model"]
+    assert (target / "model").read_text() == "before"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a disk of its own cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_at_either_end(
+    over_ssh_only: Use, source: Path, small_disk: Path, content: bytes
+) -> None:
+    with pytest.raises(TransferError, match="No space left"):
+        over_ssh_only(sending(source, small_disk / "there"))
+    Path(part_of(str(small_disk / "there" / "model"))).unlink()
+    with pytest.raises((OSError, OverbrainerError), match="No space left"):
+        over_ssh_only(fetching(source, small_disk / "here", content))
+    assert not (small_disk / "there" / "model").exists()
+    assert not (small_disk / "here" / "model").exists()
+
+
+def test_two_fetches_of_one_file_do_not_mix(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "here"
+
+    async def both() -> list[int]:
+        machines = [over_ssh(sshd), over_ssh(sshd)]
+        try:
+            work = fetching(source, target, content)
+            return list(await asyncio.gather(*map(work, machines)))
+        finally:
+            for machine in machines:
+                await machine.close()
+
+    assert sorted(asyncio.run(both())) == [0, SIZE]
+    assert (target / "model").read_bytes() == content
+
+
+def test_modes_are_sane_whatever_the_umask(
+    over_ssh_only: Use, source: Path, tmp_path: Path
+) -> None:
+    before = os.umask(0o077)
+    try:
+        over_ssh_only(sending(source, tmp_path / "there" / "deep"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "there" / "deep" / "model").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "there" / "deep").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_machine_without_python_gets_whole_files_over_sftp(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    def machine() -> Machine:
+        return over_ssh(sshd, MachineSettings(venv="/nowhere"))
+
+    (source / "empty").touch()
+    assert use(machine(), sending(source, tmp_path / "there")).moved == SIZE
+    assert use(machine(), sending(source, tmp_path / "there")).moved == 0
+    use(machine(), fetching(tmp_path / "there", tmp_path / "here", content))
+    assert (tmp_path / "here" / "model").read_bytes() == content
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_thousands_of_small_files_arrive(over_ssh_only: Use, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for index in range(20_000):
+        path = source / f"{index % 100}" / f"{index}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"file {index}")
+    sent = over_ssh_only(sending(source, tmp_path / "there"))
+    assert len(sent.manifest) == 20_000
+    found = {p.name: p.read_text() for p in (tmp_path / "there").rglob("*") if p.is_file()}
+    assert found == {f"{index}": f"file {index}" for index in range(20_000)}
+
+
+def test_a_read_only_destination_is_told(over_ssh_only: Use, source: Path) -> None:
+    with pytest.raises((TransferError, MachineError), match="/proc/there"):
+        over_ssh_only(sending(source, Path("/proc/there")))
