@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MACHINE ?= local
 
-.PHONY: demo test check format bench-import bench-follow
+.PHONY: demo test check format bench-import bench-follow bench-transfer
 
 demo:
 	$(PYTHON) demo/run.py --machine $(MACHINE)
@@ -16,5 +16,5 @@ check:
 format:
 	$(PYTHON) tests/run.py --only format
 
-bench-import bench-follow:
+bench-import bench-follow bench-transfer:
 	$(PYTHON) tests/run.py --only $@

@@ -51,6 +51,7 @@ _DEBIAN_PACKAGES = {
     "dash": "dash",
     "debootstrap": "debootstrap",
     "dockerd": "docker.io",
+    "rsync": "rsync",
     "podman": "podman",
 }
 

@@ -19,6 +19,7 @@ SUITES = ("lint", "unit", "airflow", "oldest", "integration", "acceptance")
 BENCHMARKS = {
     "bench-import": "benchmarks/import_operators.py",
     "bench-follow": "benchmarks/follow_jobs.py",
+    "bench-transfer": "benchmarks/transfer.py",
 }
 
 
@@ -55,7 +56,7 @@ def _commands(suite: str, python: Path, rest: list[str]) -> list[list[str]]:
             [f"{bin_dir}/mypy", "--no-error-summary"],
         ]
     if suite in BENCHMARKS:
-        return [[str(python), BENCHMARKS[suite]]]
+        return [[str(python), BENCHMARKS[suite], *rest]]
     folders = [f"tests/{suite}"]
     if suite == "oldest":
         python = toolchain.airflow_python(OLDEST_AIRFLOW)
