@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -78,15 +78,18 @@ class SmallFiles:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _send(self, names: list[str], *, again: bool = False) -> None:
-        contents = [(self.local / name).read_bytes() for name in names]
+        contents = await asyncio.to_thread(self._read, names)
         files = [[name, len(content)] for name, content in zip(names, contents, strict=True)]
-        answer = await self.link.ask("bundle", root=self.remote, files=files, data=contents)
+        answer = await self.link.ask("bundle", root=self.remote, files=files, data=_each(contents))
         found = dict(zip(names, contents, strict=True))
         right = await self._compare(found, answer["sha256"], [len(c) for c in contents])
         await self.link.ask(
             "publish", root=self.remote, files=[[n, d.size, d.sha256] for n, d in right.items()]
         )
         await self._finish(names, right, None if again else partial(self._send, again=True))
+
+    def _read(self, names: list[str]) -> list[bytes]:
+        return [(self.local / name).read_bytes() for name in names]
 
     async def _fetch(self, names: list[str], *, again: bool = False) -> None:
         arrived = bytearray()
@@ -135,6 +138,10 @@ async def _some(tasks: set["asyncio.Task[None]"]) -> set["asyncio.Task[None]"]:
     for task in done:
         task.result()
     return left
+
+
+async def _each(contents: list[bytes]) -> AsyncIterator[bytes]:
+    yield b"".join(contents)
 
 
 def _bundles(sizes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:

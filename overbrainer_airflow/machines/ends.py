@@ -1,8 +1,12 @@
-"""The two ends of a large file's way: a file here, an agent there, links between them."""
+"""The two ends of a large file's way: a file here, an agent there, links between them.
+
+The disk and the digest here have a thread of their own, so that neither waits for the network.
+"""
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from overbrainer_airflow.machines.agent.digests import RunningDigest
 from overbrainer_airflow.machines.agent.parts import part_of, write_at
 from overbrainer_airflow.machines.link import Link
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 20
 
 # A second range is under way on each link while the first one is being acknowledged.
 _PER_LINK = 2
@@ -27,6 +31,7 @@ class Sending:
         remote: what it will be called.
         control: the link that hashes.
         links: the links that carry bytes.
+        thread: one, for the disk and the digest here.
     """
 
     local: Path
@@ -34,6 +39,7 @@ class Sending:
     remote: str
     control: Link
     links: Sequence[Link]
+    thread: ThreadPoolExecutor
     _digest: RunningDigest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,20 +58,36 @@ class Sending:
 
     async def here(self, start: int, end: int) -> str:
         """See `Ends.here`."""
-        return await asyncio.to_thread(self._digest.upto, start, end)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, self._digest.upto, start, end)
 
     async def there(self, start: int, end: int) -> str:
         """See `Ends.there`."""
         answer = await self.control.ask("upto", path=part_of(self.remote), start=start, end=end)
         return str(answer["sha256"])
 
-    def _blocks(self, start: int, end: int) -> Iterator[bytes]:
+    async def _blocks(self, start: int, end: int) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        coming = loop.run_in_executor(self.thread, self._first, start, end)
         while start < end:
-            block = os.pread(self.descriptor, min(_BLOCK, end - start), start)
-            if not block:
-                raise TransferError(f"{self.local} became shorter while it was sent: try again")
-            yield block
+            block = await coming
             start += len(block)
+            if start < end:
+                coming = loop.run_in_executor(self.thread, self._next, start, end)
+            yield block
+
+    def _first(self, start: int, end: int) -> bytes:
+        self._digest.begin(start)
+        return self._next(start, end)
+
+    def _next(self, start: int, end: int) -> bytes:
+        block = os.pread(self.descriptor, min(_BLOCK, end - start), start)
+        if not block:
+            raise TransferError(f"{self.local} became shorter while it was sent: try again")
+        self._digest.take(block)
+        if start + len(block) == end:
+            self._digest.end()
+        return block
 
 
 @dataclass
@@ -78,6 +100,7 @@ class Fetching:
         remote: the file.
         control: the link that hashes.
         links: the links that carry bytes.
+        thread: one, for the disk and the digest here.
     """
 
     local: Path
@@ -85,6 +108,7 @@ class Fetching:
     remote: str
     control: Link
     links: Sequence[Link]
+    thread: ThreadPoolExecutor
     _digest: RunningDigest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,13 +122,14 @@ class Fetching:
     async def move(self, mover: int, start: int, end: int) -> None:
         """See `Ends.move`."""
         link = self.links[mover % len(self.links)]
-        target = _Target(self.descriptor, start)
+        target = _Target(self.descriptor, start, self._digest, self.thread)
         await link.ask("read", path=self.remote, at=start, size=end - start, sink=target.take)
-        target.flush()
+        await target.close()
 
     async def here(self, start: int, end: int) -> str:
         """See `Ends.here`."""
-        return await asyncio.to_thread(self._digest.upto, start, end)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, self._digest.upto, start, end)
 
     async def there(self, start: int, end: int) -> str:
         """See `Ends.there`."""
@@ -112,24 +137,43 @@ class Fetching:
         return str(answer["sha256"])
 
 
-@dataclass
 class _Target:
     """A place in a file: what arrives in small packets is written in large blocks."""
 
-    descriptor: int
-    at: int
-    waiting: list[bytes] = field(default_factory=list)
-    size: int = 0
+    def __init__(
+        self, descriptor: int, at: int, digest: RunningDigest, thread: ThreadPoolExecutor
+    ) -> None:
+        self._descriptor = descriptor
+        self._at = at
+        self._digest = digest
+        self._thread = thread
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._writes = [thread.submit(digest.begin, at)]
 
     def take(self, data: bytes) -> None:
-        self.waiting.append(data)
-        self.size += len(data)
-        if self.size >= _BLOCK:
-            self.flush()
+        """Take what arrives next."""
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size >= _BLOCK:
+            self._flush()
 
-    def flush(self) -> None:
-        data = b"".join(self.waiting)
-        write_at(self.descriptor, memoryview(data), self.at)
-        self.at += len(data)
-        self.waiting.clear()
-        self.size = 0
+    async def close(self) -> None:
+        """Return once all of it is written.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        self._flush()
+        self._writes.append(self._thread.submit(self._digest.end))
+        await asyncio.gather(*map(asyncio.wrap_future, self._writes))
+
+    def _flush(self) -> None:
+        self._writes.append(self._thread.submit(self._write, self._waiting, self._at))
+        self._at += self._size
+        self._waiting, self._size = [], 0
+
+    def _write(self, arrived: list[bytes], at: int) -> None:
+        data = b"".join(arrived)
+        write_at(self._descriptor, memoryview(data), at)
+        self._digest.take(data)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -52,7 +52,12 @@ class Link:
     _lost: Exception | None = None
 
     async def ask(
-        self, do: str, *, data: Iterable[bytes] = (), sink: Sink | None = None, **fields: Any
+        self,
+        do: str,
+        *,
+        data: AsyncIterable[bytes] | None = None,
+        sink: Sink | None = None,
+        **fields: Any,
     ) -> dict[str, Any]:
         """Have the agent do something and return its answer.
 
@@ -74,8 +79,9 @@ class Link:
                 self._waiting.append((answer, sink))
                 self._asked.set()
                 await self._send(json.dumps({"do": do, **fields}).encode() + b"\n")
-                for block in data:
-                    await self._send(block)
+                if data is not None:
+                    async for block in data:
+                        await self._send(block)
             found = await answer
         finally:
             answer.cancel()

@@ -11,6 +11,7 @@ from typing import cast
 import asyncssh
 
 from overbrainer_airflow.errors import MachineError
+from overbrainer_airflow.machines.decoys import spare_decoys
 from overbrainer_airflow.machines.pipes import PACKET, WINDOW, SSHPipe, begin
 from overbrainer_airflow.machines.protocol import (
     COMMAND_TIMEOUT,
@@ -194,6 +195,7 @@ class SSHMachine:
     async def _kept_alive(self) -> asyncssh.SSHClientConnection:
         connection = await self.connect()
         connection.set_keepalive(_KEEPALIVE, _UNANSWERED)
+        spare_decoys(connection)
         return connection
 
     def _unreachable(self, error: Exception) -> MachineError:

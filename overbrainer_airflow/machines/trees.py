@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,15 +160,13 @@ class TreeTransfer:
     async def _links(self, sizes: Iterable[int]) -> AsyncIterator[list[Link]]:
         """Yield links for the bytes: one, or several over a long way, each its own connection."""
         async with AsyncExitStack() as stack:
-            largest = max(sizes, default=0)
-            if largest < _LARGE:
+            count = await self._links_for(max(sizes, default=0))
+            if count == 1:
+                # The agent that writes the bytes hashes them as they pass.
                 yield [self.control]
                 return
-            links = [await stack.enter_async_context(linked(self.machine))]
-            more = await self._links_for(largest) - 1
-            apart = [linked(self.machine, apart=True) for _ in range(more)]
-            links += await asyncio.gather(*map(stack.enter_async_context, apart))
-            yield links
+            apart = [linked(self.machine, apart=True) for _ in range(count)]
+            yield await asyncio.gather(*map(stack.enter_async_context, apart))
 
     async def _links_for(self, largest: int) -> int:
         if largest < _ONE_LINK_UP_TO:
@@ -181,11 +180,11 @@ class TreeTransfer:
     ) -> None:
         path = self.local / name
         remote = f"{self.remote}/{name}"
-        with path.open("rb") as file:
+        with path.open("rb") as file, ThreadPoolExecutor(1) as thread:
             before = os.fstat(file.fileno())
             if left > size:
                 await self.control.ask("cut", path=remote, size=size)
-            ends = Sending(path, file.fileno(), remote, self.control, links)
+            ends = Sending(path, file.fileno(), remote, self.control, links, thread)
             moved = await move_file(name, size, left, ends, count.report)
         if identity(path.stat()) != identity(before):
             raise TransferError(
@@ -205,8 +204,9 @@ class TreeTransfer:
         try:
             cut_part(str(path), size)
             remote = f"{self.remote}/{name}"
-            ends = Fetching(path, descriptor, remote, self.control, links)
-            moved = await move_file(name, size, left, ends, count.report)
+            with ThreadPoolExecutor(1) as thread:
+                ends = Fetching(path, descriptor, remote, self.control, links, thread)
+                moved = await move_file(name, size, left, ends, count.report)
         finally:
             os.close(descriptor)
         if wanted is not None and moved.sha256 != wanted:

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overbrainer_airflow.errors import MachineError, OverbrainerError, TransferError
-from overbrainer_airflow.machines import ends
-from overbrainer_airflow.machines.agent.parts import write_at
+from overbrainer_airflow.machines.pipes import SSHPipe
 from overbrainer_airflow.operators.deliver_gguf import DeliverGGUFOperator
 from overbrainer_airflow.operators.handover import ExportedGGUF
 from tests.airflow.conftest import MakeConnection
@@ -134,16 +134,20 @@ def test_a_file_that_arrives_damaged_twice_is_an_error(
 
 
 def damage_arrivals(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Flip a byte of what is written here of the next answers of a machine."""
+    """Flip a byte of what arrives of the next answers of a machine."""
     left = [times]
+    receive: Callable[..., Any] = SSHPipe.receive
 
-    def damaged(descriptor: int, data: memoryview, at: int) -> None:
-        if left[0]:
-            left[0] -= 1
-            data = memoryview(bytes([data[0] ^ 1]) + bytes(data[1:]))
-        write_at(descriptor, data, at)
+    async def damaged(self: SSHPipe, size: int, sink: Callable[[bytes], None]) -> None:
+        def flip(data: bytes) -> None:
+            if left[0]:
+                left[0] -= 1
+                data = bytes([data[0] ^ 1]) + data[1:]
+            sink(data)
 
-    monkeypatch.setattr(ends, "write_at", damaged)
+        await receive(self, size, flip)
+
+    monkeypatch.setattr(SSHPipe, "receive", damaged)
 
 
 def test_an_unreachable_machine_is_named(

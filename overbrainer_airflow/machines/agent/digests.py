@@ -7,8 +7,11 @@ import hashlib
 import json
 import os
 import time
+from typing import Any, Union
 
-_BLOCK = 4 << 20
+_BLOCK = 1 << 20
+
+Buffer = Union[bytes, memoryview]  # noqa: UP007 - for Python 3.7
 
 # Digests of smaller files cost less to compute than to look up.
 WORTH_REMEMBERING = 1 << 20
@@ -20,11 +23,37 @@ _SECOND = 1_000_000_000
 
 
 class RunningDigest:
-    """The SHA-256 of a file's first bytes, which goes on from any place that it once reached."""
+    """The SHA-256 of a file's first bytes, which goes on from any place that it once reached.
+
+    Bytes that pass in order on their way into or out of the file are hashed then, all others are
+    read from it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._states = {0: hashlib.sha256()}
+        self._passed: dict[int, Any] = {}
+        self._passing: Any = None
+        self._at = -1
+
+    def begin(self, at: int) -> None:
+        """Say that the bytes from ``at`` on are about to pass."""
+        self._passed = {end: state for end, state in self._passed.items() if end <= at}
+        if at != self._at:
+            known = self._states.get(at)
+            self._passing = known.copy() if known else None
+            self._at = at
+
+    def take(self, data: Buffer) -> None:
+        """Hash bytes that pass."""
+        self._at += len(data)
+        if self._passing is not None:
+            self._passing.update(data)
+
+    def end(self) -> None:
+        """Say that the bytes of a range have passed."""
+        if self._passing is not None:
+            self._passed[self._at] = self._passing.copy()
 
     def upto(self, start: int, end: int) -> str:
         """Return the digest of the first ``end`` bytes in hex, having reached ``start`` before.
@@ -32,6 +61,10 @@ class RunningDigest:
         Raises:
             OSError: the file cannot be read, or is shorter.
         """
+        self._states[end] = self._passed.pop(end, None) or self._read(start, end)
+        return str(self._states[end].hexdigest())
+
+    def _read(self, start: int, end: int) -> Any:
         state = self._states[start].copy()
         buffer = memoryview(bytearray(min(_BLOCK, end - start)))
         with open(self._path, "rb", buffering=0) as file:
@@ -42,8 +75,7 @@ class RunningDigest:
                     raise OSError(f"{self._path} ends at {start} bytes, {end} were expected")
                 state.update(buffer[:count])
                 start += count
-        self._states[end] = state
-        return state.hexdigest()
+        return state
 
 
 def digest_of(path: str) -> str:

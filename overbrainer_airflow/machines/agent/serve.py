@@ -98,12 +98,12 @@ class Agent:
 
     def do_upto(self, path: str, start: int, end: int) -> Answer:
         """Tell the SHA-256 of the first ``end`` bytes of a file, having told that of ``start``."""
-        if start == 0:
-            self._digests = {path: RunningDigest(path)}
-        return {"sha256": self._digests[path].upto(start, end)}
+        return {"sha256": self._digest(path).upto(start, end)}
 
     def do_write(self, path: str, at: int, size: int) -> Answer:
-        """Write the bytes that follow into the part of a file."""
+        """Write the bytes that follow into the part of a file, and hash them as they pass."""
+        digest = self._digest(part_of(path))
+        digest.begin(at)
         try:
             descriptor = open_part(path)
             try:
@@ -111,12 +111,14 @@ class Agent:
                     block = self._take(size)
                     size -= len(block)
                     write_at(descriptor, block, at)
+                    digest.take(block)
                     at += len(block)
             finally:
                 os.close(descriptor)
         except OSError:
             self._skip(size)
             raise
+        digest.end()
         return {}
 
     def do_bundle(self, root: str, files: list[list[Any]]) -> Answer:
@@ -173,6 +175,12 @@ class Agent:
         for path in removed:
             os.unlink(path)
         return {"removed": removed}
+
+    def _digest(self, path: str) -> RunningDigest:
+        """Return the digest of the one large file that is under way."""
+        if path not in self._digests:
+            self._digests = {path: RunningDigest(path)}
+        return self._digests[path]
 
     def _take(self, size: int) -> memoryview:
         count = self._input.readinto(self._buffer[:size])  # type: ignore[attr-defined]
