@@ -2,21 +2,24 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 from overbrainer_airflow.errors import TransferError
 from overbrainer_airflow.machines.agent.parts import publish, write_part
 from overbrainer_airflow.machines.link import Link
-from overbrainer_airflow.machines.manifest import FileDigest
+from overbrainer_airflow.machines.manifest import FileDigest, Manifest
 
 log = logging.getLogger(__name__)
 
 _BUNDLE = 4 << 20
 _FILES = 1000
+
+# Files that get their names together. A disk takes as long for one of them as for thousands.
+_PUBLISHED_AT_ONCE = 256 << 20
 
 # Bundles on their way at once: the next one leaves while the last is written and confirmed.
 _UNDER_WAY = 3
@@ -25,10 +28,11 @@ _UNDER_WAY = 3
 Placed = Callable[[str, FileDigest], None]
 
 
-Again = Callable[[list[str]], Coroutine[None, None, None]]
+#: Names and sizes.
+Sizes = Sequence[tuple[str, int]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SmallFiles:
     """Files to move together.
 
@@ -43,24 +47,38 @@ class SmallFiles:
     local: Path
     remote: str
     placed: Placed
+    _whole: dict[str, FileDigest] = field(default_factory=dict)
 
-    async def send(self, sizes: Sequence[tuple[str, int]]) -> None:
+    async def send(self, sizes: Sizes) -> None:
         """Send files, by their names and sizes.
 
         Raises:
             TransferError: one arrived twice with other content.
             OSError: one cannot be read.
         """
-        await self._all(self._send(bundle) for bundle in _bundles(sizes))
+        for some in _groups(sizes, _PUBLISHED_AT_ONCE):
+            await self._all(self._send(bundle) for bundle in _groups(some, _BUNDLE, _FILES))
+            files = [[name, digest.size, digest.sha256] for name, digest in self._whole.items()]
+            await self.link.ask("publish", root=self.remote, files=files)
+            self._tell()
 
-    async def fetch(self, sizes: Sequence[tuple[str, int]]) -> None:
+    async def fetch(self, sizes: Sizes) -> None:
         """Fetch files, by their names and sizes.
 
         Raises:
             TransferError: one arrived twice with other content.
             OSError: one cannot be written.
         """
-        await self._all(self._fetch(bundle) for bundle in _bundles(sizes))
+        for some in _groups(sizes, _PUBLISHED_AT_ONCE):
+            await self._all(self._fetch(bundle) for bundle in _groups(some, _BUNDLE, _FILES))
+            files = [(str(self.local / n), d.size, d.sha256) for n, d in self._whole.items()]
+            await asyncio.to_thread(publish, files)
+            self._tell()
+
+    def _tell(self) -> None:
+        for name, digest in self._whole.items():
+            self.placed(name, digest)
+        self._whole.clear()
 
     @staticmethod
     async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
@@ -77,59 +95,52 @@ class SmallFiles:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _send(self, names: list[str], *, again: bool = False) -> None:
+    async def _send(self, bundle: Sizes, *, again: bool = False) -> None:
+        names = [name for name, _ in bundle]
         contents = await asyncio.to_thread(self._read, names)
         files = [[name, len(content)] for name, content in zip(names, contents, strict=True)]
-        answer = await self.link.ask("bundle", root=self.remote, files=files, data=_each(contents))
-        found = dict(zip(names, contents, strict=True))
-        right = await self._compare(found, answer["sha256"], [len(c) for c in contents])
-        await self.link.ask(
-            "publish", root=self.remote, files=[[n, d.size, d.sha256] for n, d in right.items()]
+        answer, ours = await asyncio.gather(
+            self.link.ask("bundle", root=self.remote, files=files, data=_once(contents)),
+            asyncio.to_thread(_digests, names, contents),
         )
-        await self._finish(names, right, None if again else partial(self._send, again=True))
+        wrong = self._compare(ours, dict(zip(names, answer["sha256"], strict=True)))
+        if wrong:
+            self._check_first_time(wrong, again=again)
+            await self._send(wrong, again=True)
 
     def _read(self, names: list[str]) -> list[bytes]:
         return [(self.local / name).read_bytes() for name in names]
 
-    async def _fetch(self, names: list[str], *, again: bool = False) -> None:
+    async def _fetch(self, bundle: Sizes, *, again: bool = False) -> None:
+        names = [name for name, _ in bundle]
         arrived = bytearray()
         answer = await self.link.ask("fetch", root=self.remote, names=names, sink=arrived.extend)
-        found = dict(zip(names, _split(bytes(arrived), answer["sizes"]), strict=True))
-        right = await self._compare(found, answer["sha256"], answer["sizes"])
-        await asyncio.to_thread(self._place, {name: found[name] for name in right}, right)
-        await self._finish(names, right, None if again else partial(self._fetch, again=True))
+        contents = list(_split(memoryview(arrived), answer["sizes"]))
+        ours = await asyncio.to_thread(self._place, names, contents)
+        wrong = self._compare(ours, dict(zip(names, answer["sha256"], strict=True)))
+        if wrong:
+            self._check_first_time(wrong, again=again)
+            await self._fetch(wrong, again=True)
 
-    @staticmethod
-    async def _compare(
-        found: dict[str, bytes], theirs: list[str], sizes: list[int]
-    ) -> dict[str, FileDigest]:
-        """Return the files whose digests are the same at both ends."""
-        digests = await asyncio.to_thread(
-            lambda: [sha256(content).hexdigest() for content in found.values()]
-        )
-        each = zip(found, digests, theirs, sizes, strict=True)
-        return {name: FileDigest(size, ours) for name, ours, other, size in each if ours == other}
-
-    def _place(self, contents: dict[str, bytes], right: dict[str, FileDigest]) -> None:
-        for name, content in contents.items():
+    def _place(self, names: list[str], contents: list[memoryview]) -> Manifest:
+        for name, content in zip(names, contents, strict=True):
             write_part(str(self.local / name), content)
-        if right:
-            publish([(str(self.local / n), d.size, d.sha256) for n, d in right.items()])
+        return _digests(names, contents)
 
-    async def _finish(
-        self, names: list[str], right: dict[str, FileDigest], again: Again | None
-    ) -> None:
-        for name, digest in right.items():
-            self.placed(name, digest)
-        wrong = [name for name in names if name not in right]
-        if wrong and again is None:
+    def _compare(self, ours: Manifest, theirs: dict[str, str]) -> Sizes:
+        """Note the files whose digests are the same at both ends and return the others."""
+        right = {name: found for name, found in ours.items() if found.sha256 == theirs[name]}
+        self._whole.update(right)
+        return [(name, found.size) for name, found in ours.items() if name not in right]
+
+    def _check_first_time(self, wrong: Sizes, *, again: bool) -> None:
+        names = [name for name, _ in wrong]
+        if again:
             raise TransferError(
-                f"machine {self.link.machine}: {self.remote}/{wrong[0]} arrived with other "
+                f"machine {self.link.machine}: {self.remote}/{names[0]} arrived with other "
                 "content, twice: check the memory and the disks of both machines"
             )
-        if wrong and again is not None:
-            log.warning("%s arrived damaged, moves it again", ", ".join(wrong))
-            await again(wrong)
+        log.warning("%s arrived damaged, moves it again", ", ".join(names))
 
 
 async def _some(tasks: set["asyncio.Task[None]"]) -> set["asyncio.Task[None]"]:
@@ -140,24 +151,30 @@ async def _some(tasks: set["asyncio.Task[None]"]) -> set["asyncio.Task[None]"]:
     return left
 
 
-async def _each(contents: list[bytes]) -> AsyncIterator[bytes]:
+async def _once(contents: list[bytes]) -> AsyncIterator[bytes]:
     yield b"".join(contents)
 
 
-def _bundles(sizes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
-    names: list[str] = []
+def _digests(names: list[str], contents: Sequence[bytes | memoryview]) -> dict[str, FileDigest]:
+    each = zip(names, contents, strict=True)
+    return {name: FileDigest(len(c), sha256(c).hexdigest()) for name, c in each}
+
+
+def _groups(sizes: Sizes, most: int, count: float = math.inf) -> Iterator[Sizes]:
+    """Yield files in their order, so many of them and so many bytes at once."""
+    group: list[tuple[str, int]] = []
     total = 0
     for name, size in sizes:
-        if names and (total + size > _BUNDLE or len(names) == _FILES):
-            yield names
-            names, total = [], 0
-        names.append(name)
+        if group and (total + size > most or len(group) == count):
+            yield group
+            group, total = [], 0
+        group.append((name, size))
         total += size
-    if names:
-        yield names
+    if group:
+        yield group
 
 
-def _split(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+def _split(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
     at = 0
     for size in sizes:
         yield data[at : at + size]

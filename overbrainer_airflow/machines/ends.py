@@ -6,7 +6,7 @@ The disk and the digest here have a thread of their own, so that neither waits f
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,9 +122,9 @@ class Fetching:
     async def move(self, mover: int, start: int, end: int) -> None:
         """See `Ends.move`."""
         link = self.links[mover % len(self.links)]
-        target = _Target(self.descriptor, start, self._digest, self.thread)
+        target = _Target(self.descriptor, start, end, self._digest, self.thread)
         await link.ask("read", path=self.remote, at=start, size=end - start, sink=target.take)
-        await target.close()
+        await target.written()
 
     async def here(self, start: int, end: int) -> str:
         """See `Ends.here`."""
@@ -138,42 +138,50 @@ class Fetching:
 
 
 class _Target:
-    """A place in a file: what arrives in small packets is written in large blocks."""
+    """A range of a file: what arrives in small packets is written in large blocks."""
 
     def __init__(
-        self, descriptor: int, at: int, digest: RunningDigest, thread: ThreadPoolExecutor
+        self,
+        descriptor: int,
+        start: int,
+        end: int,
+        digest: RunningDigest,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._descriptor = descriptor
-        self._at = at
+        self._at = start
+        self._end = end
         self._digest = digest
         self._thread = thread
         self._waiting: list[bytes] = []
         self._size = 0
-        self._writes = [thread.submit(digest.begin, at)]
+        self._writes: list[Future[None]] = []
 
     def take(self, data: bytes) -> None:
         """Take what arrives next."""
         self._waiting.append(data)
         self._size += len(data)
-        if self._size >= _BLOCK:
-            self._flush()
+        if self._size >= _BLOCK or self._at + self._size == self._end:
+            write = self._write if self._writes else self._write_first
+            self._writes.append(self._thread.submit(write, self._waiting, self._at))
+            self._at += self._size
+            self._waiting, self._size = [], 0
 
-    async def close(self) -> None:
+    async def written(self) -> None:
         """Return once all of it is written.
 
         Raises:
             OSError: it cannot be.
         """
-        self._flush()
-        self._writes.append(self._thread.submit(self._digest.end))
         await asyncio.gather(*map(asyncio.wrap_future, self._writes))
 
-    def _flush(self) -> None:
-        self._writes.append(self._thread.submit(self._write, self._waiting, self._at))
-        self._at += self._size
-        self._waiting, self._size = [], 0
+    def _write_first(self, arrived: list[bytes], at: int) -> None:
+        self._digest.begin(at)
+        self._write(arrived, at)
 
     def _write(self, arrived: list[bytes], at: int) -> None:
         data = b"".join(arrived)
         write_at(self._descriptor, memoryview(data), at)
         self._digest.take(data)
+        if at + len(data) == self._end:
+            self._digest.end()

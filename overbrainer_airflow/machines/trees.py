@@ -128,8 +128,9 @@ class TreeTransfer:
     ) -> tuple[dict[str, int | None], dict[str, int | None]]:
         files: dict[str, int | None] = {}
         parts: dict[str, int | None] = {}
-        for some in _some(names):
-            answer = await self.control.ask("sizes", root=self.remote, names=some)
+        groups = _some(names)
+        asked = [self.control.ask("sizes", root=self.remote, names=some) for some in groups]
+        for some, answer in zip(groups, await asyncio.gather(*asked), strict=True):
             files.update(zip(some, answer["files"], strict=True))
             parts.update(zip(some, answer["parts"], strict=True))
         return files, parts

@@ -8,7 +8,7 @@ import hashlib
 import os
 from typing import Tuple
 
-from overbrainer_airflow.machines.agent.digests import remember_new
+from overbrainer_airflow.machines.agent.digests import WORTH_REMEMBERING, Buffer, remember_new
 
 # A path, its size in bytes and its SHA-256 in hex.
 Whole = Tuple[str, int, str]
@@ -60,7 +60,7 @@ def write_at(descriptor: int, data: memoryview, at: int) -> None:
         data, at = data[count:], at + count
 
 
-def write_part(path: str, content: bytes) -> None:
+def write_part(path: str, content: Buffer) -> None:
     """Write all of a small file into its part.
 
     Raises:
@@ -87,28 +87,36 @@ def publish(files: list[Whole]) -> None:
     Raises:
         OSError: a part is missing, has another size or cannot be renamed.
     """
-    folders = sorted({os.path.dirname(path) for path, _, _ in files})
-    synced = len(files) > _MANY and _sync_file_system(folders[0])
     for path, size, _ in files:
-        with open(part_of(path), "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise OSError(f"{part_of(path)} has {found} bytes, {size} were expected")
-            if not synced:
-                os.fsync(file.fileno())
+        found = os.stat(part_of(path)).st_size
+        if found != size:
+            raise OSError(f"{part_of(path)} has {found} bytes, {size} were expected")
+    _sync([part_of(path) for path, _, _ in files])
     for path, _, _ in files:
         os.replace(part_of(path), path)
-    for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # some network file systems cannot
+    _sync(sorted({os.path.dirname(path) for path, _, _ in files}))
+    remember_new({path: digest for path, size, digest in files if size >= WORTH_REMEMBERING})
+
+
+def _sync(paths: list[str]) -> None:
+    """Write files or directories of one file system to its disk."""
+    if len(paths) > _MANY and _sync_file_system(paths[0]):
+        return
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-        os.close(descriptor)
-    remember_new({path: digest for path, _, digest in files})
+        except OSError:
+            # Some network file systems cannot do this to a directory.
+            if not os.path.isdir(path):
+                raise
+        finally:
+            os.close(descriptor)
 
 
-def _sync_file_system(folder: str) -> bool:
+def _sync_file_system(path: str) -> bool:
     """Write out all of a file system at once, which costs less than many files one by one."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         return bool(ctypes.CDLL(None).syncfs(descriptor) == 0)
     except (OSError, AttributeError):
