@@ -146,7 +146,7 @@ async def linked(machine: Machine, *, apart: bool = False) -> AsyncIterator[Link
     python = python_word(machine.settings)
     script = (
         f"command -v {python} >/dev/null 2>&1 || {{ echo 'no Python'; exit; }}\n"
-        f"PYTHONUTF8=1 exec {python} -u -c {quote(agent_source())}"
+        f"exec {python} -I -S -X utf8 -u -c {quote(agent_source())}"
     )
     async with machine.pipe(script, apart=apart) as pipe:
         try:

@@ -70,8 +70,9 @@ class TreeTransfer:
 
     async def send(self, names: Sequence[str]) -> Transferred:
         """Send files and return what they are."""
-        sizes = {name: (self.local / name).stat().st_size for name in names}
-        there, parts = await self._sizes_there(names)
+        sizes, (there, parts) = await asyncio.gather(
+            asyncio.to_thread(self._sizes_here, names), self._sizes_there(names)
+        )
         await self._find_equal([name for name in names if there[name] == sizes[name]], sizes)
         missing = self._missing(sizes)
         count = _Count(missing, progress_lines(f"Sends to {self.machine.name}"))
@@ -85,8 +86,9 @@ class TreeTransfer:
 
     async def equal(self, names: Sequence[str]) -> Manifest | None:
         """Return the files if the very same are at both ends; content is read when sizes agree."""
-        sizes = {name: (self.local / name).stat().st_size for name in names}
-        there, _ = await self._sizes_there(names)
+        sizes, (there, _) = await asyncio.gather(
+            asyncio.to_thread(self._sizes_here, names), self._sizes_there(names)
+        )
         if there != sizes:
             return None
         await self._find_equal(names, sizes)
@@ -105,9 +107,8 @@ class TreeTransfer:
             if expected is not None and size != expected[name].size:
                 raise self._unexpected(name, f"{size} bytes", f"{expected[name].size} bytes")
             sizes[name] = size
-        await self._find_equal(
-            [name for name in names if _size(self.local / name) == sizes[name]], sizes
-        )
+        here = await asyncio.to_thread(self._sizes_found_here, names)
+        await self._find_equal([name for name in names if here.get(name) == sizes[name]], sizes)
         missing = self._missing(sizes)
         count = _Count(missing, progress_lines(f"Fetches from {self.machine.name}"))
         # What is expected is compared before it gets its name, which bundles do not do.
@@ -119,6 +120,14 @@ class TreeTransfer:
                 wanted = expected[name].sha256 if expected is not None else None
                 await self._fetch_large(name, missing[name], links, count, wanted)
         return Transferred(self._manifest, self._moved)
+
+    def _sizes_here(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: os.stat(f"{self.local}/{name}").st_size for name in names}  # noqa: PTH116
+
+    def _sizes_found_here(self, names: Sequence[str]) -> dict[str, int | None]:
+        if not self.local.is_dir():
+            return {}
+        return {name: _size(self.local / name) for name in names}
 
     def _missing(self, sizes: dict[str, int]) -> dict[str, int]:
         return {name: size for name, size in sizes.items() if name not in self._manifest}

@@ -25,8 +25,10 @@ def part_of(path: str) -> str:
     return os.path.join(folder, name + ".part")
 
 
-def open_part(path: str) -> int:
-    """Open the part of ``path``, its directories made, and return the descriptor.
+def open_part(path: str, *, anew: bool = False) -> int:
+    """Open the part of ``path``, empty or as it is, and return the descriptor.
+
+    Its directories are made.
 
     Its modes are those of any file of a run, whatever the umask.
 
@@ -34,8 +36,12 @@ def open_part(path: str) -> int:
         OSError: it cannot be written, or somebody put a link in its place.
     """
     part = part_of(path)
-    _make_folders(os.path.dirname(part))
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
+    try:
+        descriptor = os.open(part, flags, 0o644)
+    except FileNotFoundError:
+        _make_folders(os.path.dirname(part))
+        descriptor = os.open(part, flags, 0o644)
     os.fchmod(descriptor, 0o644)
     return descriptor
 
@@ -66,9 +72,8 @@ def write_part(path: str, content: Buffer) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    descriptor = open_part(path)
+    descriptor = open_part(path, anew=True)
     try:
-        os.ftruncate(descriptor, 0)
         write_at(descriptor, memoryview(content), 0)
     finally:
         os.close(descriptor)
@@ -85,9 +90,10 @@ def publish(files: list[Whole]) -> None:
     """Give parts that were found right their names, once all of them are on the disk.
 
     Raises:
-        OSError: a part is missing, has another size or cannot be renamed.
+        OSError: a part is missing, a large one has another size, or one cannot be renamed.
     """
-    for path, size, _ in files:
+    large = [whole for whole in files if whole[1] >= WORTH_REMEMBERING]
+    for path, size, _ in large:
         found = os.stat(part_of(path)).st_size
         if found != size:
             raise OSError(f"{part_of(path)} has {found} bytes, {size} were expected")
@@ -95,7 +101,7 @@ def publish(files: list[Whole]) -> None:
     for path, _, _ in files:
         os.replace(part_of(path), path)
     _sync(sorted({os.path.dirname(path) for path, _, _ in files}))
-    remember_new({path: digest for path, size, digest in files if size >= WORTH_REMEMBERING})
+    remember_new({path: digest for path, _, digest in large})
 
 
 def _sync(paths: list[str]) -> None:

@@ -88,6 +88,8 @@ class Agent:
 
     def do_sizes(self, root: str, names: list[str]) -> Answer:
         """Tell the size of each regular file, and of its part."""
+        if not os.path.isdir(root):
+            return {"files": [None] * len(names), "parts": [None] * len(names)}
         paths = [os.path.join(root, name) for name in names]
         parts = [part_of(path) for path in paths]
         return {"files": list(map(_size, paths)), "parts": list(map(_size, parts))}
@@ -149,7 +151,7 @@ class Agent:
         """Send the content of small files; tell their sizes and SHA-256."""
         contents = []
         for name in names:
-            with open(os.path.join(root, name), "rb") as file:
+            with open(os.path.join(root, name), "rb", buffering=0) as file:
                 contents.append(file.read())
         _answer({"bytes": sum(map(len, contents))})
         _write(b"".join(contents))
