@@ -91,7 +91,7 @@ def deliver(
 
     Raises:
         NoGGUFError: the job left no such file; whatever was delivered before stays as it is.
-        DeliveryError: the file name carries no known quantize type.
+        DeliveryError: the file name carries no known quantize type, or the file is empty.
         OSError: a file cannot be moved, read or written.
     """
     quantize = quantize_of(file_name)
@@ -101,6 +101,10 @@ def deliver(
     gguf_dir = run_dir / GGUF_DIR
     gguf = gguf_dir / file_name
     if made.is_file():
+        if made.stat().st_size == 0:
+            raise DeliveryError(
+                f"{made} is empty: nothing was replaced, clear the export's tasks to make it again"
+            )
         digest = digest or sha256_file(made)
         gguf_dir.mkdir(parents=True, exist_ok=True)
         made.replace(gguf)

@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overbrainer_airflow.export.runs import EXPORTS_DIR
+from overbrainer_airflow.export.runs import EXPORTS_DIR, OUTPUT_DIR
 from overbrainer_airflow.export.script import SCRIPT_FILE
 from overbrainer_airflow.export.staging import prepare
+from overbrainer_airflow.machines import detached_job
 from overbrainer_airflow.machines.manifest import Manifest, local_manifest
 from overbrainer_airflow.machines.progress import human_size
 from overbrainer_airflow.machines.protocol import run_checked
@@ -95,7 +96,33 @@ async def _may_keep(machine: Machine, run_dir: str, model: str) -> bool:
             run_dir,
         )
         return False
+    if await _in_use(machine, run_dir):
+        log.warning(
+            "A job on %s exports an earlier model from %s: the model is sent for this export alone",
+            machine.name,
+            run_dir,
+        )
+        return False
     return True
+
+
+async def _in_use(machine: Machine, run_dir: str) -> bool:
+    """Return whether a job runs whose model is the one in the run's directory."""
+    listed = await run_checked(
+        machine,
+        f"""
+        cd -- {quote(run_dir)}/{EXPORTS_DIR} 2>/dev/null || exit 0
+        for job in */; do
+            if [ -e "$job/job.pid" ] && [ ! -e "$job/exit_code" ] && [ ! -e "$job/{OUTPUT_DIR}" ]
+            then printf '%s\n' "${{job%/}}"; fi
+        done
+        """,
+    )
+    for name in listed.decode().splitlines():
+        found = await detached_job.status(machine, f"{run_dir}/{EXPORTS_DIR}/{name}")
+        if found.state == "running":
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Files to and from a machine, whatever happens on the way."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,10 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
+from asyncssh.constants import MSG_CHANNEL_OPEN, MSG_IGNORE
 
 from demo.sshd import LoopbackSSHD
 from overbrainer_airflow.errors import MachineError, OverbrainerError, TransferError
+from overbrainer_airflow.machines import ssh
+from overbrainer_airflow.machines.agent.locks import LOCK_FILE
 from overbrainer_airflow.machines.agent.parts import part_of
 from overbrainer_airflow.machines.manifest import FileDigest
 from overbrainer_airflow.machines.protocol import Machine
@@ -310,3 +315,114 @@ def test_thousands_of_small_files_arrive(over_ssh_only: Use, tmp_path: Path) -> 
 def test_a_read_only_destination_is_told(over_ssh_only: Use, source: Path) -> None:
     with pytest.raises((TransferError, MachineError), match="/proc/there"):
         over_ssh_only(sending(source, Path("/proc/there")))
+
+
+NAMES = [
+    "a name with spaces",
+    'it\'s "quoted" $HOME `x`',
+    "new\nline",
+    "-rf",
+    "größe 模型",
+    ".hidden",
+    "a" * 255,
+    "deep/-er/*",
+]
+
+
+def test_names_arrive_as_they_are(on_machine: Use, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in NAMES:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    (source / "large -x").write_bytes(os.urandom(3 << 20))
+    on_machine(sending(source, tmp_path / "there $HOME 'q'"))
+    back = tmp_path / "back"
+    names = [*NAMES, "large -x"]
+    on_machine(
+        lambda machine: fetch_tree(
+            machine, str(tmp_path / "there $HOME 'q'"), back, names, owner="test"
+        )
+    )
+    for name in names:
+        assert (back / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_links_arrive_as_the_content_behind_them(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    (source / "blobs").mkdir()
+    (source / "model").rename(source / "blobs" / "0f3a")
+    (source / "model").symlink_to("blobs/0f3a")
+    over_ssh_only(
+        lambda machine: send_tree(machine, source, str(tmp_path / "there"), ["model"], owner="test")
+    )
+    arrived = tmp_path / "there" / "model"
+    assert not arrived.is_symlink()
+    assert arrived.read_bytes() == content
+
+
+def test_a_source_that_is_written_to_while_it_is_sent_is_no_file_there(
+    over_ssh_only: Use, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there" / "model"
+
+    def write() -> None:
+        with (source / "model").open("r+b") as file:
+            file.write(b"other")
+
+    writing = when_begun(Path(part_of(str(target))), SIZE // 8, write)
+    with pytest.raises(TransferError, match="was written to while it was sent"):
+        over_ssh_only(sending(source, target.parent))
+    writing.join()
+    assert not target.exists()
+    expected = (source / "model").read_bytes()
+    over_ssh_only(sending(source, target.parent))
+    assert target.read_bytes() == expected
+
+
+def test_a_source_that_changed_between_two_tries_is_sent_as_it_is_now(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    target.parent.mkdir()
+    Path(part_of(str(target))).write_bytes(content[: SIZE // 2])
+    (source / "model").write_bytes(content[::-1])
+    assert over_ssh_only(sending(source, target.parent)).moved == SIZE
+    assert target.read_bytes() == content[::-1]
+
+
+def test_an_agent_that_dies_is_named_and_costs_only_its_try(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+
+    def kill_agent() -> None:
+        _, pid, _ = json.loads((target.parent / LOCK_FILE).read_text())
+        os.kill(pid, signal.SIGKILL)
+
+    killing = when_begun(Path(part_of(str(target))), SIZE // 4, kill_agent)
+    with pytest.raises(MachineError, match="test machine: the program at its end is gone"):
+        over_ssh_only(sending(source, target.parent))
+    killing.join()
+    over_ssh_only(sending(source, target.parent))
+    assert target.read_bytes() == content
+
+
+def test_no_decoy_packets_are_sent(sshd: LoopbackSSHD, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send_packet = asyncssh.SSHClientConnection.send_packet
+
+    def record(self: Any, pkttype: int, *args: Any, **options: Any) -> None:
+        sent.append(pkttype)
+        send_packet(self, pkttype, *args, **options)
+
+    def after_login() -> set[int]:
+        use(over_ssh(sshd), lambda machine: machine.run("true"))
+        found = set(sent[sent.index(MSG_CHANNEL_OPEN) + 1 :])
+        sent.clear()
+        return found
+
+    monkeypatch.setattr(asyncssh.SSHClientConnection, "send_packet", record)
+    assert MSG_IGNORE not in after_login()
+    monkeypatch.setattr(ssh, "spare_decoys", id)
+    assert MSG_IGNORE in after_login(), "asyncssh has changed: spare_decoys may go"

@@ -57,6 +57,15 @@ def test_a_gguf_of_the_same_name_is_replaced_and_others_stay(run_dir: Path, job_
     assert (run_dir / "output" / "gguf" / "my-run-Q8_0.gguf").read_text() == "other"
 
 
+def test_an_empty_gguf_replaces_nothing(run_dir: Path, job_dir: Path) -> None:
+    write_files(run_dir / "output" / "gguf", {FILE: "old"})
+    (job_dir / "output" / "gguf" / FILE).write_bytes(b"")
+    with pytest.raises(DeliveryError, match="is empty"):
+        deliver(run_dir, job_dir, FILE)
+    assert (run_dir / "output" / "gguf" / FILE).read_text() == "old"
+    assert not (job_dir / "export.json").exists()
+
+
 def test_export_json_in_the_job_directory_records_the_gguf(run_dir: Path, job_dir: Path) -> None:
     delivered = deliver(run_dir, job_dir, FILE, now=NOW)
     assert (job_dir / "export.json").read_text() == RECORD_TEXT
