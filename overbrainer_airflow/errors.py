@@ -33,5 +33,9 @@ class NoGGUFError(DeliveryError):
     """The job succeeded but left no GGUF file; the message names the directory."""
 
 
+class GGUFError(OverbrainerError):
+    """A file that is no GGUF, or not all of one."""
+
+
 class OllamaError(OverbrainerError):
     """Ollama refused the model or could not be asked."""

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import math
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 from overbrainer_airflow.errors import TransferError
+from overbrainer_airflow.machines.agent.digests import identity
 from overbrainer_airflow.machines.agent.parts import publish, write_part
 from overbrainer_airflow.machines.link import Link
 from overbrainer_airflow.machines.manifest import FileDigest, Manifest
@@ -112,7 +114,16 @@ class SmallFiles:
         contents = []
         for name in names:
             with open(f"{self.local}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - faster
-                contents.append(file.read())
+                before = os.fstat(file.fileno())
+                content = file.read(before.st_size + 1)
+                if len(content) != before.st_size or identity(os.fstat(file.fileno())) != (
+                    identity(before)
+                ):
+                    raise TransferError(
+                        f"{self.local}/{name} was written to while it was sent: try again once "
+                        "nothing writes to the run"
+                    )
+                contents.append(content)
         return contents
 
     async def _fetch(self, bundle: Sizes, *, again: bool = False) -> None:

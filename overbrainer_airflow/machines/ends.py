@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overbrainer_airflow.errors import TransferError
 from overbrainer_airflow.machines.agent.digests import RunningDigest
-from overbrainer_airflow.machines.agent.parts import part_of, write_at
+from overbrainer_airflow.machines.agent.parts import part_of, write_at, write_out
 from overbrainer_airflow.machines.link import Link
 
 _BLOCK = 1 << 20
@@ -54,7 +54,14 @@ class Sending:
         """See `Ends.move`."""
         link = self.links[mover % len(self.links)]
         blocks = self._blocks(start, end)
-        await link.ask("write", path=self.remote, at=start, size=end - start, data=blocks)
+        await link.ask(
+            "write",
+            path=self.remote,
+            at=start,
+            size=end - start,
+            hashes=link is self.control,
+            data=blocks,
+        )
 
     async def here(self, start: int, end: int) -> str:
         """See `Ends.here`."""
@@ -77,7 +84,8 @@ class Sending:
             yield block
 
     def _first(self, start: int, end: int) -> bytes:
-        self._digest.begin(start)
+        if self.links[0] is self.control:
+            self._digest.begin(start)
         return self._next(start, end)
 
     def _next(self, start: int, end: int) -> bytes:
@@ -122,7 +130,8 @@ class Fetching:
     async def move(self, mover: int, start: int, end: int) -> None:
         """See `Ends.move`."""
         link = self.links[mover % len(self.links)]
-        target = _Target(self.descriptor, start, end, self._digest, self.thread)
+        follows = self.links[0] is self.control
+        target = _Target(self.descriptor, start, end, self._digest, self.thread, follows=follows)
         await link.ask("read", path=self.remote, at=start, size=end - start, sink=target.take)
         await target.written()
 
@@ -147,12 +156,16 @@ class _Target:
         end: int,
         digest: RunningDigest,
         thread: ThreadPoolExecutor,
+        *,
+        follows: bool,
     ) -> None:
         self._descriptor = descriptor
-        self._at = start
+        self._at = self._start = start
         self._end = end
         self._digest = digest
         self._thread = thread
+        # Ranges that arrive over several links are out of order: they are read when they are due.
+        self._follows = follows
         self._waiting: list[bytes] = []
         self._size = 0
         self._writes: list[Future[None]] = []
@@ -176,7 +189,8 @@ class _Target:
         await asyncio.gather(*map(asyncio.wrap_future, self._writes))
 
     def _write_first(self, arrived: list[bytes], at: int) -> None:
-        self._digest.begin(at)
+        if self._follows:
+            self._digest.begin(at)
         self._write(arrived, at)
 
     def _write(self, arrived: list[bytes], at: int) -> None:
@@ -185,3 +199,4 @@ class _Target:
         self._digest.take(data)
         if at + len(data) == self._end:
             self._digest.end()
+            write_out(self._descriptor, self._start, self._end)

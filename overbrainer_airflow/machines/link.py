@@ -29,6 +29,10 @@ module.main()
 """
 
 
+# Several times within what `agent.serve` takes for a worker that is gone.
+_ASKS_EVERY = 60.0
+
+
 class NoAgentError(MachineError):
     """The machine has no Python that the agent runs on."""
 
@@ -80,14 +84,23 @@ class Link:
                 self._asked.set()
                 await self._send(json.dumps({"do": do, **fields}).encode() + b"\n")
                 if data is not None:
-                    async for block in data:
-                        await self._send(block)
+                    await self._send_all(data)
             found = await answer
         finally:
             answer.cancel()
         if "error" in found:
             raise TransferError(f"machine {self.machine}: {found['error']}")
         return found
+
+    async def _send_all(self, data: AsyncIterable[bytes]) -> None:
+        try:
+            async for block in data:
+                await self._send(block)
+        except BaseException as error:
+            # The rest of what was announced must never be read as a request.
+            broken = MachineError(f"machine {self.machine}: the transfer was broken off")
+            self._lost = self._lost or (error if isinstance(error, MachineError) else broken)
+            raise
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -110,6 +123,13 @@ class Link:
                 if not answer.done():
                     answer.set_result(found)
             await self._asked.wait()
+
+    async def ask_now_and_then(self) -> None:
+        """Show the agent that its worker is there, however long this hashes or waits."""
+        while self._lost is None:
+            await asyncio.sleep(_ASKS_EVERY)
+            with contextlib.suppress(MachineError):
+                await self.ask("ping")
 
     async def _answer(self, sink: Sink | None) -> dict[str, Any]:
         try:
@@ -159,13 +179,13 @@ async def linked(machine: Machine, *, apart: bool = False) -> AsyncIterator[Link
         except (MachineError, asyncio.TimeoutError) as error:
             raise MachineError(f"machine {machine.name}: no transfer begins: {error}") from error
         link = Link(machine.name, pipe)
-        listening = asyncio.create_task(link.listen())
+        tasks = [asyncio.create_task(link.listen()), asyncio.create_task(link.ask_now_and_then())]
         try:
             yield link
         finally:
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def agent_source() -> str:

@@ -34,7 +34,7 @@ for name in json.load(sys.stdin):
     try:
         with open(name, "rb") as file:
             digest = hashlib.sha256()
-            while block := file.read(1 << 20):
+            for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
             found[name] = [file.tell(), digest.hexdigest()]
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -97,9 +97,9 @@ class SSHPipe(asyncssh.SSHClientSession[bytes]):
         await self._news.wait()
 
     def _gone(self) -> MachineError:
-        if isinstance(self._end, ProgramGoneError):
+        if self._end is None or isinstance(self._end, ProgramGoneError):
             lines = self._errors.decode("utf-8", "replace").strip().splitlines()
-            return ProgramGoneError(f"{self._end}: {lines[-1]}") if lines else self._end
+            return ProgramGoneError(f"{_GONE}: {lines[-1]}" if lines else _GONE)
         return MachineError(f"the connection was lost: {self._end}")
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:

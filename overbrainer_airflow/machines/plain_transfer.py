@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from overbrainer_airflow.errors import TransferError
@@ -22,10 +23,17 @@ from overbrainer_airflow.machines.trees import Transferred
 log = logging.getLogger(__name__)
 
 _TRIES = 2
+_REMOVED_AT_ONCE = 500
 
 
 async def send_tree(
-    machine: Machine, local: Path, remote: str, names: Sequence[str]
+    machine: Machine,
+    local: Path,
+    remote: str,
+    names: Sequence[str],
+    *,
+    owner: str,
+    alone_in: str | None,
 ) -> Transferred:
     """See `overbrainer_airflow.machines.transfer.send_tree`.
 
@@ -34,6 +42,8 @@ async def send_tree(
         MachineError: the machine cannot be reached or written to.
         OSError: a file cannot be read here.
     """
+    if alone_in is not None:
+        await _remove_others(machine, alone_in, [f"{remote}/{name}" for name in names])
     manifest = await local_manifest(local, names)
     there = await machine_manifest(machine, remote, manifest)
     missing = {name: entry for name, entry in manifest.items() if there.get(name) != entry}
@@ -42,9 +52,9 @@ async def send_tree(
         await _make_directories(machine, remote, missing)
         for name, entry in missing.items():
             shown = progress_lines(f"Sends {name} to {machine.name}")
-            await machine.put(local / name, part_of(f"{remote}/{name}"), shown)
+            await machine.put(local / name, _part(f"{remote}/{name}", owner), shown)
             moved += entry.size
-        missing = await _publish_there(machine, remote, missing)
+        missing = await _publish_there(machine, remote, missing, owner)
         if not missing:
             return Transferred(manifest, moved)
         log.warning("%s arrived damaged on %s", ", ".join(missing), machine.name)
@@ -121,11 +131,33 @@ async def _make_directories(machine: Machine, remote: str, files: Mapping[str, o
         await run_checked(machine, "umask 022; mkdir -p -- " + " ".join(map(quote, parents)))
 
 
+def _part(path: str, owner: str) -> str:
+    """Return a part's name that no other transfer uses: here is no lock."""
+    return part_of(f"{path}.{sha256(owner.encode()).hexdigest()[:8]}")
+
+
+async def _remove_others(machine: Machine, root: str, paths: list[str]) -> None:
+    """Remove the files below ``root`` that are none of ``paths``, but for those in ``gguf/``."""
+    listed = await run_checked(
+        machine,
+        f"""
+        cd -- {quote(root)} 2>/dev/null || exit 0
+        find . -type f ! -path './gguf/*' -print0
+        """,
+    )
+    names = [os.fsdecode(name).removeprefix("./") for name in listed.split(b"\0") if name]
+    found = [f"{root}/{name}" for name in names]
+    others = [path for path in found if path not in set(paths)]
+    for at in range(0, len(others), _REMOVED_AT_ONCE):
+        words = " ".join(map(quote, others[at : at + _REMOVED_AT_ONCE]))
+        await run_checked(machine, f"rm -f -- {words}")
+
+
 async def _publish_there(
-    machine: Machine, remote: str, files: dict[str, FileDigest]
+    machine: Machine, remote: str, files: dict[str, FileDigest], owner: str
 ) -> dict[str, FileDigest]:
     """Give each part that is right its name; return the files whose part is not."""
-    parts = {name: part_of(name) for name in files}
+    parts = {name: _part(name, owner) for name in files}
     found = await machine_manifest(machine, remote, parts.values())
     right = [name for name, entry in files.items() if found.get(parts[name]) == entry]
     if right:

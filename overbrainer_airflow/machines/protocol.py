@@ -12,6 +12,9 @@ from overbrainer_airflow.machines.runtime import MachineSettings
 COMMAND_TIMEOUT = 60.0
 """Seconds for one short command; the job itself never runs inside one."""
 
+REMOVAL_TIMEOUT = 600.0
+"""Seconds to remove a model: tens of GB, on file systems that take their time."""
+
 HASH_TIMEOUT = 6 * 3600.0
 """Seconds for a command that reads whole models."""
 

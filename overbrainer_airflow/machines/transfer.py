@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from overbrainer_airflow.errors import TransferError
 from overbrainer_airflow.machines import plain_transfer
 from overbrainer_airflow.machines.agent.locks import give_up, holder, take
 from overbrainer_airflow.machines.agent.parts import part_of
@@ -20,6 +21,9 @@ from overbrainer_airflow.machines.protocol import Machine
 from overbrainer_airflow.machines.trees import Transferred, TreeTransfer
 
 log = logging.getLogger(__name__)
+
+# A place is free at once when its holder is gone; nobody is told.
+_LOOKS_EVERY = 0.5
 
 
 async def send_tree(
@@ -49,7 +53,7 @@ async def send_tree(
         MachineError: the machine cannot be reached.
         OSError: a file cannot be read here.
     """
-    wanted = sorted(set(names))
+    wanted = _wanted(names)
     try:
         async with linked(machine) as control:
             await _lock_there(control, remote, owner)
@@ -60,7 +64,10 @@ async def send_tree(
             return sent
     except NoAgentError as error:
         log.warning("%s: sends over SFTP, an interrupted file starts over", error)
-        return await plain_transfer.send_tree(machine, local, remote, wanted)
+        inside = alone_in and f"{remote}/{alone_in}"
+        return await plain_transfer.send_tree(
+            machine, local, remote, wanted, owner=owner, alone_in=inside
+        )
 
 
 async def equal_tree(
@@ -90,7 +97,7 @@ async def fetch_tree(
         MachineError: the machine cannot be reached.
         OSError: a file cannot be written here.
     """
-    return await _fetch(machine, remote, local, sorted(set(names)), expected=None, owner=owner)
+    return await _fetch(machine, remote, local, _wanted(names), expected=None, owner=owner)
 
 
 async def fetch_file(
@@ -139,21 +146,42 @@ async def _remove_others(control: Link, root: str, names: list[str], top: str) -
 
 
 async def _lock_there(control: Link, folder: str, owner: str) -> None:
-    answer = await control.ask("lock", folder=folder, owner=owner, waits=False)
-    if answer["holder"] is not None:
-        log.info("Waits for the transfer of %s into %s", answer["holder"], folder)
-        await control.ask("lock", folder=folder, owner=owner, waits=True)
+    waited_for = None
+    answer = await control.ask("lock", folder=folder, owner=owner)
+    while answer["holder"] is not None:
+        if answer["holder"] != waited_for:
+            waited_for = answer["holder"]
+            log.info("Waits for the transfer of %s into %s", waited_for, folder)
+        await asyncio.sleep(_LOOKS_EVERY)
+        answer = await control.ask("lock", folder=folder, owner=owner)
 
 
 @asynccontextmanager
 async def _locked_here(folder: Path, owner: str) -> AsyncIterator[None]:
     place = str(folder)
-    held = take(place, owner, waits=False, ends_earlier_try=False)
-    if held is None:
-        log.info("Waits for the transfer of %s into %s", holder(place), folder)
-        held = await asyncio.to_thread(take, place, owner, waits=True, ends_earlier_try=False)
+    waited_for = None
+    while (held := take(place, owner, ends_earlier_try=False)) is None:
+        if holder(place) != waited_for:
+            waited_for = holder(place)
+            log.info("Waits for the transfer of %s into %s", waited_for, folder)
+        await asyncio.sleep(_LOOKS_EVERY)
     try:
         yield
     finally:
-        if held is not None:
-            give_up(place, held)
+        give_up(place, held)
+
+
+def _wanted(names: Iterable[str]) -> list[str]:
+    """Return the names once each, none of which is what another is called on its way.
+
+    Raises:
+        TransferError: one is.
+    """
+    wanted = set(names)
+    for name in wanted:
+        if part_of(name) in wanted:
+            raise TransferError(
+                f"{name} would be called {part_of(name)} on its way, and there is a file of that "
+                "name, left by another transfer: remove or rename it"
+            )
+    return sorted(wanted)

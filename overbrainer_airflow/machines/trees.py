@@ -14,10 +14,10 @@ from overbrainer_airflow.errors import TransferError
 from overbrainer_airflow.machines.agent.digests import (
     WORTH_REMEMBERING,
     digest_of,
-    identity,
+    is_still,
     remember,
 )
-from overbrainer_airflow.machines.agent.parts import cut_part, open_part, part_of, publish
+from overbrainer_airflow.machines.agent.parts import open_part, part_of, publish, reserve_part
 from overbrainer_airflow.machines.bundles import Placed, SmallFiles
 from overbrainer_airflow.machines.ends import Fetching, Sending
 from overbrainer_airflow.machines.link import Link, linked
@@ -109,6 +109,9 @@ class TreeTransfer:
             sizes[name] = size
         here = await asyncio.to_thread(self._sizes_found_here, names)
         await self._find_equal([name for name in names if here.get(name) == sizes[name]], sizes)
+        for name, found in self._manifest.items():
+            if expected is not None and found != expected[name]:
+                raise self._unexpected(name, f"SHA-256 {found.sha256}", expected[name].sha256)
         missing = self._missing(sizes)
         count = _Count(missing, progress_lines(f"Fetches from {self.machine.name}"))
         # What is expected is compared before it gets its name, which bundles do not do.
@@ -176,7 +179,10 @@ class TreeTransfer:
                 yield [self.control]
                 return
             apart = [linked(self.machine, apart=True) for _ in range(count)]
-            yield await asyncio.gather(*map(stack.enter_async_context, apart))
+            opening = [stack.enter_async_context(link) for link in apart]
+            opened = await asyncio.gather(*opening, return_exceptions=True)
+            # A server that lets in fewer carries it over those.
+            yield [link for link in opened if isinstance(link, Link)] or [self.control]
 
     async def _links_for(self, largest: int) -> int:
         if largest < _ONE_LINK_UP_TO:
@@ -192,15 +198,13 @@ class TreeTransfer:
         remote = f"{self.remote}/{name}"
         with path.open("rb") as file, ThreadPoolExecutor(1) as thread:
             before = os.fstat(file.fileno())
-            if left > size:
-                await self.control.ask("cut", path=remote, size=size)
+            if before.st_size != size:
+                raise self._written_to(path)
+            await self.control.ask("reserve", path=remote, size=size)
             ends = Sending(path, file.fileno(), remote, self.control, links, thread)
             moved = await move_file(name, size, left, ends, count.report)
-        if identity(path.stat()) != identity(before):
-            raise TransferError(
-                f"{path} was written to while it was sent to {self.machine.name}: the part stays "
-                "there, try again once nothing writes to the run"
-            )
+        if not await asyncio.to_thread(is_still, str(path), before, moved.sha256):
+            raise self._written_to(path)
         remember(str(path), moved.sha256, before)
         await self.control.ask("publish", root=self.remote, files=[[name, size, moved.sha256]])
         self._done(name, size, moved.sha256, moved.sent, count)
@@ -210,9 +214,9 @@ class TreeTransfer:
     ) -> None:
         path = self.local / name
         left = _size(Path(part_of(str(path)))) or 0
+        await asyncio.to_thread(reserve_part, str(path), size)
         descriptor = open_part(str(path))
         try:
-            cut_part(str(path), size)
             remote = f"{self.remote}/{name}"
             with ThreadPoolExecutor(1) as thread:
                 ends = Fetching(path, descriptor, remote, self.control, links, thread)
@@ -229,6 +233,12 @@ class TreeTransfer:
         self._manifest[name] = FileDigest(size, digest)
         self._moved += moved
         count.finish(size)
+
+    def _written_to(self, path: Path) -> TransferError:
+        return TransferError(
+            f"{path} was written to while it was sent to {self.machine.name}: what arrived of it "
+            "gets no name there, try again once nothing writes to the run"
+        )
 
     def _unexpected(self, name: str, found: str, wanted: str) -> TransferError:
         return TransferError(

@@ -12,7 +12,7 @@ from overbrainer_airflow.export.runs import CONFIG_FILE, EXPORTS_DIR, OUTPUT_DIR
 from overbrainer_airflow.export.staging import discard_staged
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.protocol import run_checked
+from overbrainer_airflow.machines.protocol import REMOVAL_TIMEOUT, run_checked
 from overbrainer_airflow.machines.shell import quote
 from overbrainer_airflow.operators.base import failing_fast, run_async
 from overbrainer_airflow.operators.handover import StagedExport, read_handover
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from overbrainer_airflow.machines.protocol import Machine
-
-# Models of tens of GB are removed file by file; some file systems take their time.
-_REMOVAL_TIMEOUT = 600.0
 
 
 class DiscardStagedOperator(BaseOperator):
@@ -106,6 +103,6 @@ async def discard_on_machine(machine: Machine, staged: StagedExport, *, keep_ggu
         fi
         rm -rf -- {CONFIG_FILE} scratch
         """,
-        timeout=_REMOVAL_TIMEOUT,
+        timeout=REMOVAL_TIMEOUT,
     )
     return output.strip() == b"kept"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overbrainer_airflow.export.runs import EXPORTS_DIR, OUTPUT_DIR
-from overbrainer_airflow.export.script import SCRIPT_FILE
-from overbrainer_airflow.export.staging import prepare
+from overbrainer_airflow.export.runs import CONFIG_FILE, EXPORTS_DIR, OUTPUT_DIR
+from overbrainer_airflow.export.script import SCRIPT_FILE, write_script
 from overbrainer_airflow.machines import detached_job
-from overbrainer_airflow.machines.manifest import Manifest, local_manifest
+from overbrainer_airflow.machines.manifest import Manifest, local_manifest, manifest_digest
 from overbrainer_airflow.machines.progress import human_size
-from overbrainer_airflow.machines.protocol import run_checked
+from overbrainer_airflow.machines.protocol import REMOVAL_TIMEOUT, run_checked
 from overbrainer_airflow.machines.shell import quote
 from overbrainer_airflow.machines.transfer import equal_tree, send_tree
 
@@ -23,8 +24,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# In a run's directory on a machine: its model is a copy that may be replaced by a newer one.
-KEPT_MARK = ".overbrainer-kept"
+# Copies that stay for the next export, each named by its content: none is ever overwritten, neither
+# under a job that reads it nor where somebody trains. A run id holds no dot.
+KEPT_DIR = ".kept"
+
+# What an export reads beside the files that it was given: a merged model, further weights, and what
+# decides the tokenizer and the template.
+_DECIDES = re.compile(
+    r"merged/.*|(model|pytorch_model|adapter_)[^/]*|(generation_)?config\.json|added_tokens\.json"
+    r"|(tokenizer|vocab|chat_template|special_tokens_map)[^/]*|merges\.txt|spiece\.model"
+)
 
 
 @dataclass(frozen=True)
@@ -71,54 +80,82 @@ async def find_place(
         if directory is None or not directory.startswith("/"):
             continue
         manifest = await equal_tree(machine, run.run_dir, directory, names)
-        if manifest is not None:
+        if manifest is None:
+            continue
+        others = await _others_that_decide(machine, directory, run.model, names)
+        if not others:
             log.info("Finds the model on %s in %s", machine.name, directory)
             return Place(directory, manifest)
-    if not keep:
+        log.info(
+            "Finds the model on %s in %s, but beside it %s, which the run here does not have",
+            machine.name,
+            directory,
+            others[0],
+        )
+    kept = f"{workdir}/{KEPT_DIR}/{run.run_id}"
+    if not keep and not await _is_directory(machine, kept):
         return Place(own)
-    return Place(own, keep=await _may_keep(machine, own, run.model))
+    manifest = await local_manifest(run.run_dir, names)
+    copy = f"{kept}/{manifest_digest(manifest)[:16]}"
+    if await equal_tree(machine, run.run_dir, copy, names) is not None:
+        log.info("Finds the model on %s in %s, kept by an earlier export", machine.name, copy)
+        return Place(copy, manifest)
+    return Place(copy, keep=True) if keep else Place(own)
 
 
-async def _may_keep(machine: Machine, run_dir: str, model: str) -> bool:
-    """Mark the run's directory as holding a copy, unless it holds a model of somebody's."""
-    marked = await run_checked(
-        machine,
-        f"""
-        mkdir -p -- {quote(run_dir)} && cd -- {quote(run_dir)} || exit 1
-        if [ -e {quote(model)} ] && [ ! -e {KEPT_MARK} ]; then echo taken; else : >{KEPT_MARK}; fi
-        """,
-    )
-    if marked.strip() == b"taken":
-        log.warning(
-            "%s holds another model of the run in %s, which is not a copy that may be replaced: "
-            "the model is sent for this export alone",
-            machine.name,
-            run_dir,
-        )
-        return False
-    if await _in_use(machine, run_dir):
-        log.warning(
-            "A job on %s exports an earlier model from %s: the model is sent for this export alone",
-            machine.name,
-            run_dir,
-        )
-        return False
-    return True
+async def _is_directory(machine: Machine, path: str) -> bool:
+    return (await machine.run(f"[ -d {quote(path)} ]")).status == 0
 
 
-async def _in_use(machine: Machine, run_dir: str) -> bool:
-    """Return whether a job runs whose model is the one in the run's directory."""
+async def _others_that_decide(
+    machine: Machine, run_dir: str, model: str, names: list[str]
+) -> list[str]:
+    """Return the files beside the model's own that would change what an export makes of it."""
     listed = await run_checked(
         machine,
         f"""
-        cd -- {quote(run_dir)}/{EXPORTS_DIR} 2>/dev/null || exit 0
-        for job in */; do
-            if [ -e "$job/job.pid" ] && [ ! -e "$job/exit_code" ] && [ ! -e "$job/{OUTPUT_DIR}" ]
-            then printf '%s\n' "${{job%/}}"; fi
+        cd -- {quote(f"{run_dir}/{model}")} || exit 1
+        find . -maxdepth 1 -type f -print0
+        if [ -d merged ]; then find merged -type f -print0; fi
+        """,
+    )
+    found = [os.fsdecode(name).removeprefix("./") for name in listed.split(b"\0") if name]
+    return sorted(
+        name for name in found if _DECIDES.fullmatch(name) and f"{model}/{name}" not in names
+    )
+
+
+async def forget_older_copies(machine: Machine, copy: str) -> None:
+    """Remove the other copies of the run's model that no job reads; the logs of jobs stay."""
+    kept, _, current = copy.rpartition("/")
+    listed = await run_checked(machine, f"cd -- {quote(kept)} && ls")
+    for name in listed.decode().split():
+        directory = f"{kept}/{name}"
+        if name != current and not await _in_use(machine, directory):
+            await run_checked(
+                machine,
+                f"cd -- {quote(directory)} && rm -rf -- {OUTPUT_DIR} {CONFIG_FILE}",
+                timeout=REMOVAL_TIMEOUT,
+            )
+            log.info("Removes an earlier model of the run, kept in %s", directory)
+
+
+async def _in_use(machine: Machine, run_dir: str) -> bool:
+    """Return whether a job reads the model in ``run_dir``, or was put there today to do so."""
+    listed = await run_checked(
+        machine,
+        f"""
+        cd -- {quote(f"{run_dir}/{EXPORTS_DIR}")} 2>/dev/null || exit 0
+        for job in *; do
+            if [ -e "$job/exit_code" ]; then continue; fi
+            if [ -e "$job/job.pid" ]; then echo "$job"
+            elif [ -n "$(find "$job" -name {SCRIPT_FILE} -mmin -1440)" ]; then echo; fi
         done
         """,
     )
-    for name in listed.decode().splitlines():
+    for name in listed.decode().split("\n")[:-1]:
+        if not name:
+            return True
         found = await detached_job.status(machine, f"{run_dir}/{EXPORTS_DIR}/{name}")
         if found.state == "running":
             return True
@@ -156,7 +193,7 @@ class Sending:
             MachineError: the machine cannot be reached.
         """
         local = self.run.run_dir / EXPORTS_DIR / self.export_id
-        prepare(self.job, local)
+        write_script(local)
         if self.place.run_dir == str(self.run.run_dir) and self.place.manifest is not None:
             log.info("Exports in place, in %s", self.job_dir)
             return self.place.manifest, 0
@@ -165,11 +202,19 @@ class Sending:
         )
         if self.place.manifest is not None:
             return self.place.manifest, script.moved
-        source = self.run.run_dir if self.place.keep else local
         target = self.place.run_dir if self.place.keep else self.job_dir
         log.info("Sends the model, %d files, to %s on %s", len(names), target, self.machine.name)
+        # From the run itself: hard links to its files would set their change time, by which a
+        # digest is remembered.
         sent = await send_tree(
-            self.machine, source, target, names, owner=self.export_id, alone_in=self.run.model
+            self.machine,
+            self.run.run_dir,
+            target,
+            names,
+            owner=self.export_id,
+            alone_in=None if self.place.keep else self.run.model,
         )
         log.info("Sent %s, all verified by SHA-256", human_size(sent.moved))
+        if self.place.keep:
+            await forget_older_copies(self.machine, self.place.run_dir)
         return sent.manifest, script.moved + sent.moved

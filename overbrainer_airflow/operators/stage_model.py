@@ -56,9 +56,8 @@ class StageModelOperator(BaseOperator):
         quantize: the quantize type, in upper or lower case.
         ssh_conn_id: the machine's ``ssh`` connection; None or empty is this worker.
         runs_dir: the directory of the runs; ``[overbrainer] runs_dir`` when None.
-        keep_model: whether a model that has to be sent stays in the run's directory on the machine,
-            where the next export finds it. It is not discarded; a model of that name that was not
-            sent by this operator is never replaced, the export then goes without.
+        keep_model: whether a model that has to be sent stays on the machine, where the next export
+            of the same model finds it.
 
     Returns:
         `StagedExport`, as a dictionary.

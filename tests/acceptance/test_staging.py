@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 from demo.sshd import LoopbackSSHD
 from overbrainer_airflow.hooks.machine import MachineHook
 from overbrainer_airflow.machines import detached_job
+from overbrainer_airflow.machines.protocol import Machine
 from overbrainer_airflow.machines.runtime import Launch
 from overbrainer_airflow.operators.discard_staged import DiscardStagedOperator
 from overbrainer_airflow.operators.stage_model import StageModelOperator
 from tests.support.exports import task_context
-from tests.support.runs import FULL, make_run
+from tests.support.runs import FULL, make_run, write_files
 
 
 @pytest.fixture
@@ -100,75 +101,89 @@ def test_what_was_staged_is_discarded_and_nothing_else(
 
 
 @pytest.fixture
-def kept(small_runs: Path, gpu_machine: LoopbackSSHD) -> Iterator[Path]:
-    """Return the run's directory on the machine, which a kept model is sent to."""
-    run_dir = Path(stage(small_runs)["workdir"]) / "small"
-    shutil.rmtree(run_dir)
-    yield run_dir
-    shutil.rmtree(run_dir)
+def workdir(small_runs: Path, gpu_machine: LoopbackSSHD) -> Iterator[Path]:
+    """Return the machine's workdir, without anything of the run in it."""
+    path = Path(stage(small_runs)["workdir"])
+    shutil.rmtree(path / "small")
+    yield path
+    shutil.rmtree(path / "small", ignore_errors=True)
+    shutil.rmtree(path / ".kept", ignore_errors=True)
+
+
+def kept_models(workdir: Path) -> list[str]:
+    found = (workdir / ".kept" / "small").glob("*/output/model.safetensors")
+    return sorted(path.read_text() for path in found)
 
 
 def test_a_kept_model_is_found_by_the_next_export_and_survives_the_teardown(
-    small_runs: Path, kept: Path
+    small_runs: Path, workdir: Path
 ) -> None:
     first = stage(small_runs, keep_model=True)
     assert first["bytes_sent"] > 0
     assert first["in_place"] is True
     DiscardStagedOperator(task_id="discard_staged", staged=first).execute(task_context())
-    assert (kept / "output" / "model.safetensors").read_text() == "weights"
+    assert kept_models(workdir) == ["weights"]
     again = stage(small_runs)
     assert again["in_place"] is True
     assert again["inputs"] == first["inputs"]
 
 
-def test_a_kept_model_is_replaced_by_a_newer_one_whole(small_runs: Path, kept: Path) -> None:
-    stage(small_runs, keep_model=True)
-    output = small_runs / "small" / "output"
-    (output / "model.safetensors").write_text("newer")
-    (output / "config.json").rename(output / "other.json")
-    (output / "config.json").write_text('{"new": 1}')
-    (output / "other.json").unlink()
-    (kept / "output" / "stale.json").write_text("{}")
-    (kept / "output" / "gguf").mkdir()
-    (kept / "output" / "gguf" / "small-Q8_0.gguf").write_text("gguf")
+def test_a_newer_model_takes_the_place_of_a_kept_one(small_runs: Path, workdir: Path) -> None:
+    first = stage(small_runs, keep_model=True)
+    (Path(first["job_dir"]) / "exit_code").write_text("0")
+    (small_runs / "small" / "output" / "model.safetensors").write_text("newer")
+    assert stage(small_runs)["in_place"] is False
     assert stage(small_runs, keep_model=True)["in_place"] is True
-    assert (kept / "output" / "model.safetensors").read_text() == "newer"
-    assert not (kept / "output" / "stale.json").exists()
-    assert (kept / "output" / "gguf" / "small-Q8_0.gguf").read_text() == "gguf"
+    assert kept_models(workdir) == ["newer"]
+    assert Path(first["job_dir"]).is_dir()
 
 
-def test_a_model_that_was_not_sent_there_is_never_replaced(small_runs: Path, kept: Path) -> None:
-    shutil.copytree(small_runs / "small", kept)
-    (kept / "output" / "model.safetensors").write_text("somebody's")
-    staged = stage(small_runs, keep_model=True)
-    assert staged["in_place"] is False
-    assert (kept / "output" / "model.safetensors").read_text() == "somebody's"
-    sent = Path(staged["job_dir"]) / "output" / "model.safetensors"
-    assert sent.read_text() == "weights"
+def test_a_model_that_somebody_trains_on_the_machine_is_never_touched(
+    small_runs: Path, workdir: Path
+) -> None:
+    shutil.copytree(small_runs / "small", workdir / "small")
+    (workdir / "small" / "output" / "model.safetensors").write_text("somebody's")
+    (workdir / "small" / "output" / "checkpoint-9").mkdir()
+    assert stage(small_runs, keep_model=True)["in_place"] is True
+    assert stage(small_runs)["in_place"] is True
+    assert (workdir / "small" / "output" / "model.safetensors").read_text() == "somebody's"
+    assert (workdir / "small" / "output" / "checkpoint-9").is_dir()
 
 
-def test_a_kept_model_that_a_job_reads_is_not_replaced(small_runs: Path, kept: Path) -> None:
+def test_a_kept_model_that_a_job_reads_or_will_read_stays(small_runs: Path, workdir: Path) -> None:
+    first = stage(small_runs, keep_model=True)
+    (small_runs / "small" / "output" / "model.safetensors").write_text("newer")
     stage(small_runs, keep_model=True)
-    job_dir = kept / "exports" / "export_20260101-000000-00000000"
-    job_dir.mkdir(parents=True)
+    assert kept_models(workdir) == ["newer", "weights"], "the first export is about to start"
+
+    async def in_first_job(work: Callable[[Machine], Awaitable[object]]) -> None:
+        async with MachineHook("gpu").machine() as machine:
+            await work(machine)
+
     launch = Launch("sleep 1000", {})
-
-    async def start() -> None:
-        async with MachineHook("gpu").machine() as machine:
-            await detached_job.start(machine, str(job_dir), launch, inputs="x", result="none")
-
-    async def cancel() -> None:
-        async with MachineHook("gpu").machine() as machine:
-            await detached_job.cancel(machine, str(job_dir))
-
-    asyncio.run(start())
+    asyncio.run(
+        in_first_job(
+            lambda machine: detached_job.start(
+                machine, first["job_dir"], launch, inputs="x", result="none"
+            )
+        )
+    )
     try:
-        (small_runs / "small" / "output" / "model.safetensors").write_text("newer")
-        assert stage(small_runs, keep_model=True)["in_place"] is False
-        assert (kept / "output" / "model.safetensors").read_text() == "weights"
+        (small_runs / "small" / "output" / "model.safetensors").write_text("newest")
+        stage(small_runs, keep_model=True)
+        assert "weights" in kept_models(workdir), "the first export runs"
     finally:
-        asyncio.run(cancel())
-    assert stage(small_runs, keep_model=True)["in_place"] is True
+        asyncio.run(in_first_job(lambda machine: detached_job.cancel(machine, first["job_dir"])))
+
+
+def test_a_merged_model_that_only_the_machine_has_is_not_exported_for_the_adapter(
+    tmp_path: Path, workdir: Path
+) -> None:
+    make_run(tmp_path / "adapters", "small")
+    shutil.copytree(tmp_path / "adapters" / "small", workdir / "small")
+    assert stage(tmp_path / "adapters")["in_place"] is True
+    write_files(workdir / "small" / "output" / "merged", FULL)
+    assert stage(tmp_path / "adapters")["in_place"] is False
 
 
 def test_a_shared_runs_directory_is_exported_from_without_a_copy(

@@ -24,11 +24,13 @@ from overbrainer_airflow.machines.agent.locks import LOCK_FILE
 from overbrainer_airflow.machines.agent.parts import part_of
 from overbrainer_airflow.machines.manifest import FileDigest
 from overbrainer_airflow.machines.protocol import Machine
+from overbrainer_airflow.machines.ranges import RANGE
 from overbrainer_airflow.machines.runtime import MachineSettings
 from overbrainer_airflow.machines.transfer import fetch_file, fetch_tree, send_tree
 from overbrainer_airflow.machines.trees import Transferred
 from tests.integration.conftest import Use
 from tests.support.machines import over_ssh, use
+from tests.support.relay import cut_after
 
 SIZE = 96 << 20
 
@@ -135,31 +137,41 @@ def test_a_connection_that_is_cut_costs_only_what_was_not_there(
     sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes, percent: int
 ) -> None:
     target = tmp_path / "there" / "model"
-    cut = when_begun(Path(part_of(str(target))), SIZE * percent // 100, lambda: restart(sshd))
-    with pytest.raises(OverbrainerError):
-        use(over_ssh(sshd), sending(source, target.parent))
-    cut.join()
-    assert whole_or_nothing(target, content)
-    there = Path(part_of(str(target))).stat().st_size
-    sent = use(over_ssh(sshd), sending(source, target.parent))
+    with cut_after(sshd, up=SIZE * percent // 100) as relayed:
+        with pytest.raises(MachineError, match="test machine: the connection was lost"):
+            use(over_ssh(relayed), sending(source, target.parent))
+        assert not target.exists()
+        there = Path(part_of(str(target))).stat().st_size
+        sent = use(over_ssh(relayed), sending(source, target.parent))
     assert target.read_bytes() == content
-    assert sent.moved <= SIZE - there + (8 * 16 << 20)
-    assert percent < 99 or sent.moved < SIZE
+    assert sent.moved <= SIZE - there + RANGE
+    assert sent.moved <= SIZE - SIZE * percent // 100 + 2 * RANGE
 
 
+@pytest.mark.parametrize("percent", [10, 50, 99])
 def test_a_fetch_that_is_cut_goes_on(
-    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes, percent: int
 ) -> None:
     target = tmp_path / "here" / "model"
-    part = Path(part_of(str(target)))
-    cut = when_begun(part, SIZE // 2, lambda: restart(sshd))
-    with pytest.raises(OverbrainerError):
-        use(over_ssh(sshd), fetching(source, target.parent, content))
-    cut.join()
-    assert not target.exists()
-    moved = use(over_ssh(sshd), fetching(source, target.parent, content))
+    with cut_after(sshd, down=SIZE * percent // 100) as relayed:
+        with pytest.raises(MachineError, match="test machine: the connection was lost"):
+            use(over_ssh(relayed), fetching(source, target.parent, content))
+        assert not target.exists()
+        moved = use(over_ssh(relayed), fetching(source, target.parent, content))
     assert target.read_bytes() == content
-    assert moved < SIZE
+    assert moved <= SIZE - SIZE * percent // 100 + 2 * RANGE
+
+
+def test_a_server_that_is_killed_and_started_again_is_gone_on_with(
+    sshd: LoopbackSSHD, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    killed = when_begun(Path(part_of(str(target))), SIZE // 4, lambda: restart(sshd))
+    with pytest.raises(MachineError, match="test machine"):
+        use(over_ssh(sshd), sending(source, target.parent))
+    killed.join()
+    assert use(over_ssh(sshd), sending(source, target.parent)).moved <= SIZE
+    assert target.read_bytes() == content
 
 
 def restart(sshd: LoopbackSSHD) -> None:
@@ -389,6 +401,87 @@ def test_a_source_that_changed_between_two_tries_is_sent_as_it_is_now(
     (source / "model").write_bytes(content[::-1])
     assert over_ssh_only(sending(source, target.parent)).moved == SIZE
     assert target.read_bytes() == content[::-1]
+
+
+def test_a_part_that_somebody_removes_meanwhile_gets_no_name(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    part = Path(part_of(str(target)))
+    removing = when_begun(part, SIZE // 4, part.unlink)
+    with pytest.raises(TransferError, match="was (replaced|cut) while it was being written"):
+        over_ssh_only(sending(source, target.parent))
+    removing.join()
+    assert not target.exists()
+    over_ssh_only(sending(source, target.parent))
+    assert target.read_bytes() == content
+
+
+def test_a_part_that_somebody_cuts_meanwhile_gets_no_name(
+    over_ssh_only: Use, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there" / "model"
+    part = Path(part_of(str(target)))
+    cutting = when_begun(part, SIZE // 4, lambda: os.truncate(part, 5))
+    with pytest.raises(TransferError, match="was cut while it was being written"):
+        over_ssh_only(sending(source, target.parent))
+    cutting.join()
+    assert not target.exists()
+
+
+def test_a_source_that_is_cut_while_it_is_fetched_is_told(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "here" / "model"
+    part = Path(part_of(str(target)))
+    cutting = when_begun(part, SIZE // 4, lambda: os.truncate(source / "model", SIZE // 3))
+    with pytest.raises(OverbrainerError, match=str(source / "model")):
+        over_ssh_only(fetching(source, target.parent, content))
+    cutting.join()
+    assert not target.exists()
+
+
+def test_a_file_that_is_here_but_not_what_is_expected_is_not_taken_for_it(
+    over_ssh_only: Use, source: Path, content: bytes
+) -> None:
+    (source / "model").write_bytes(bytes(SIZE))
+    with pytest.raises(TransferError, match="changed since it was made"):
+        over_ssh_only(fetching(source, source, content))
+
+
+def test_a_source_that_grew_before_its_turn_is_no_file_there(
+    over_ssh_only: Use, source: Path, tmp_path: Path
+) -> None:
+    (source / "a").write_bytes(bytes(64 << 20))
+    growing = when_begun(
+        Path(part_of(str(tmp_path / "there" / "a"))),
+        1 << 20,
+        lambda: os.truncate(source / "model", SIZE + 5),
+    )
+    with pytest.raises(TransferError, match="was written to while it was sent"):
+        over_ssh_only(sending(source, tmp_path / "there"))
+    growing.join()
+    assert not (tmp_path / "there" / "model").exists()
+
+
+def test_new_links_to_a_source_are_no_change_of_it(
+    over_ssh_only: Use, source: Path, tmp_path: Path, content: bytes
+) -> None:
+    target = tmp_path / "there" / "model"
+    linking = when_begun(
+        Path(part_of(str(target))), 1 << 20, lambda: os.link(source / "model", tmp_path / "link")
+    )
+    over_ssh_only(sending(source, target.parent))
+    linking.join()
+    assert target.read_bytes() == content
+
+
+def test_a_file_that_is_called_like_the_part_of_another_is_refused(
+    over_ssh_only: Use, source: Path, tmp_path: Path
+) -> None:
+    (source / "model.part").write_text("left over")
+    with pytest.raises(TransferError, match="would be called model.part on its way"):
+        over_ssh_only(sending(source, tmp_path / "there"))
 
 
 def test_an_agent_that_dies_is_named_and_costs_only_its_try(

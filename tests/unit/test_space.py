@@ -65,9 +65,7 @@ def test_a_file_that_cannot_be_read_is_left_to_the_export(runs_dir: Path, conten
 
 def test_what_is_missing_is_told_and_where(tmp_path: Path) -> None:
     free = asyncio.run(free_bytes(LocalMachine(), str(tmp_path)))
-    with pytest.raises(
-        MachineError, match=r"the export needs .* in .*, 5\d\.\d GB more than"
-    ):
+    with pytest.raises(MachineError, match=r"the export needs .* in .*, 5\d\.\d GB more than"):
         asyncio.run(check_space(LocalMachine(), str(tmp_path), free + 55 * 10**9, "the export"))
     found = os.statvfs(tmp_path)
     here = found.f_bavail * found.f_frsize

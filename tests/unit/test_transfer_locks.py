@@ -11,7 +11,7 @@ from overbrainer_airflow.machines.agent.locks import LOCK_FILE, give_up, holder,
 HOLD = """
 import sys
 from overbrainer_airflow.machines.agent.locks import take
-held = take(sys.argv[1], sys.argv[2], waits=False, ends_earlier_try=False)
+held = take(sys.argv[1], sys.argv[2], ends_earlier_try=False)
 print("taken", flush=True)
 sys.stdin.read()
 """
@@ -33,13 +33,13 @@ def held_elsewhere(folder: Path, owner: str) -> Iterator["subprocess.Popen[str]"
 
 def test_a_second_transfer_hears_who_has_the_place(tmp_path: Path) -> None:
     with held_elsewhere(tmp_path, "export A") as process:
-        assert take(str(tmp_path), "export B", waits=False, ends_earlier_try=True) is None
+        assert take(str(tmp_path), "export B", ends_earlier_try=True) is None
         assert holder(str(tmp_path)).startswith(f"export A (process {process.pid} on ")
 
 
 def test_an_earlier_try_of_the_same_owner_is_ended(tmp_path: Path) -> None:
     with held_elsewhere(tmp_path, "export A") as process:
-        held = take(str(tmp_path), "export A", waits=False, ends_earlier_try=True)
+        held = take(str(tmp_path), "export A", ends_earlier_try=True)
         assert held is not None
         assert process.wait(10) != 0
         give_up(str(tmp_path), held)
@@ -50,13 +50,13 @@ def test_a_place_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert (tmp_path / LOCK_FILE).exists()
-        held = take(str(tmp_path), "export B", waits=False, ends_earlier_try=False)
+        held = take(str(tmp_path), "export B", ends_earlier_try=False)
         assert held is not None
         give_up(str(tmp_path), held)
 
 
 def test_nothing_stays_of_a_place_that_was_given_up(tmp_path: Path) -> None:
-    held = take(str(tmp_path / "deep"), "export A", waits=False, ends_earlier_try=False)
+    held = take(str(tmp_path / "deep"), "export A", ends_earlier_try=False)
     assert held is not None
     give_up(str(tmp_path / "deep"), held)
     assert list((tmp_path / "deep").iterdir()) == []

@@ -89,10 +89,26 @@ def digest_of(path: str) -> str:
         return known
     before = os.stat(path)
     digest = RunningDigest(path).upto(0, before.st_size)
-    if identity(os.stat(path)) != identity(before):
+    if not is_still(path, before, digest):
         raise OSError(f"{path} was written to while it was read")
     remember(path, digest, before)
     return digest
+
+
+def is_still(path: str, was: os.stat_result, digest: str) -> bool:
+    """Tell whether a file still has the content whose digest was computed while it was ``was``.
+
+    A new hard link to it and a change of its modes set the change time, too: then it is read again.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    now = os.stat(path)
+    if identity(now) == identity(was):
+        return True
+    if now.st_size != was.st_size or now.st_mtime_ns != was.st_mtime_ns:
+        return False
+    return RunningDigest(path).upto(0, now.st_size) == digest
 
 
 def remembered(path: str) -> str | None:

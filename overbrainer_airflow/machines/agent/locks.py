@@ -10,33 +10,33 @@ import signal
 import socket
 from typing import BinaryIO
 
+from overbrainer_airflow.machines.agent.parts import make_folders
+
 LOCK_FILE = ".transfer.lock"
 
 
-def take(folder: str, owner: str, *, waits: bool, ends_earlier_try: bool) -> BinaryIO | None:
-    """Take the one place for a transfer into ``folder`` and return what holds it.
+def take(folder: str, owner: str, *, ends_earlier_try: bool) -> BinaryIO | None:
+    """Take the one place for a transfer into ``folder`` and return what holds it, or None.
 
     It is free again after `give_up`, or when the process is gone.
 
     Args:
         folder: the destination; made if missing.
         owner: whose transfer it is.
-        waits: whether to wait for who has it; otherwise None is returned.
         ends_earlier_try: whether to end a process of this host that has it for the same owner: an
             earlier try of this transfer, cut off from its worker.
 
     Raises:
         OSError: the directory cannot be written.
     """
-    os.makedirs(folder, exist_ok=True)
+    make_folders(folder)
     path = os.path.join(folder, LOCK_FILE)
     while True:
         file = open(path, "a+b")  # noqa: SIM115 - open for as long as the place is held
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            ended = ends_earlier_try and _end_earlier_try(file, owner)
-            if not waits and not ended:
+            if not (ends_earlier_try and _end_earlier_try(file, owner)):
                 file.close()
                 return None
             fcntl.flock(file, fcntl.LOCK_EX)

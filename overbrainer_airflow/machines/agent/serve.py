@@ -15,14 +15,15 @@ import stat
 import sys
 from typing import Any, BinaryIO, Dict
 
-from overbrainer_airflow.machines.agent.digests import RunningDigest, digest_of
+from overbrainer_airflow.machines.agent.digests import WORTH_REMEMBERING, RunningDigest, digest_of
 from overbrainer_airflow.machines.agent.locks import give_up, holder, take
 from overbrainer_airflow.machines.agent.parts import (
-    cut_part,
     open_part,
     part_of,
     publish,
+    reserve_part,
     write_at,
+    write_out,
     write_part,
 )
 
@@ -32,8 +33,9 @@ _BLOCK = 1 << 18
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 is the first to name
 _PIPE_SIZE = 1 << 20
 
-# Who holds a lock and hears nothing for so long has lost its worker, even if nobody told it.
-_SILENCE = 900
+# Who hears nothing for so long has lost its worker, even if nobody told it: a worker that is there
+# asks every minute.
+_SILENCE = 300
 
 
 class WorkerGoneError(Exception):
@@ -50,12 +52,14 @@ class Agent:
         self._buffer = memoryview(bytearray(2 * _BLOCK))
         self._digests: dict[str, RunningDigest] = {}
         self._place: list[Any] = []
+        self._part: os.stat_result | None = None
+        self._written = 0
 
     def serve(self) -> None:
         """Answer until the input ends."""
         _answer({"python": sys.version.split()[0]})
         while True:
-            signal.alarm(_SILENCE if self._place else 0)
+            signal.alarm(_SILENCE)
             line = self._input.readline()
             signal.alarm(0)
             if not line:
@@ -72,9 +76,9 @@ class Agent:
         """Answer, so that the way here and back can be timed."""
         return {}
 
-    def do_lock(self, folder: str, owner: str, *, waits: bool) -> Answer:
+    def do_lock(self, folder: str, owner: str) -> Answer:
         """Take the destination for this transfer, or tell who has it."""
-        held = take(folder, owner, waits=waits, ends_earlier_try=True)
+        held = take(folder, owner, ends_earlier_try=True)
         if held is None:
             return {"holder": holder(folder)}
         self._place = [folder, held]
@@ -102,25 +106,32 @@ class Agent:
         """Tell the SHA-256 of the first ``end`` bytes of a file, having told that of ``start``."""
         return {"sha256": self._digest(path).upto(start, end)}
 
-    def do_write(self, path: str, at: int, size: int) -> Answer:
-        """Write the bytes that follow into the part of a file, and hash them as they pass."""
+    def do_write(self, path: str, at: int, size: int, hashes: bool) -> Answer:  # noqa: FBT001
+        """Write the bytes that follow into the part of a file, hashed as they pass or not."""
+        start, end = at, at + size
         digest = self._digest(part_of(path))
-        digest.begin(at)
+        if hashes:
+            digest.begin(at)
         try:
             descriptor = open_part(path)
             try:
+                if hashes:
+                    self._check_same(path, os.fstat(descriptor))
                 while size:
                     block = self._take(size)
                     size -= len(block)
                     write_at(descriptor, block, at)
                     digest.take(block)
                     at += len(block)
+                signal.alarm(0)
+                write_out(descriptor, start, end)
             finally:
                 os.close(descriptor)
         except OSError:
             self._skip(size)
             raise
         digest.end()
+        self._written = max(self._written, end)
         return {}
 
     def do_bundle(self, root: str, files: list[list[Any]]) -> Answer:
@@ -139,12 +150,15 @@ class Agent:
             if found < at + size:
                 raise OSError(f"{path} has {found} bytes, {at + size} were expected")
             _answer({"bytes": size})
-            while size:
-                count = _send(file, at, size)
-                if not count:
-                    # The bytes are promised: what is missing can only be told by going away.
-                    raise WorkerGoneError
-                at, size = at + count, size - count
+            # The bytes are promised: that some are missing can only be told by going away.
+            try:
+                while size:
+                    count = _send(file, at, size)
+                    if not count:
+                        raise OSError(f"{path} became shorter")
+                    at, size = at + count, size - count
+            except OSError as error:
+                sys.exit(f"cannot read {path}: {error}")
         return {}
 
     def do_fetch(self, root: str, names: list[str]) -> Answer:
@@ -158,13 +172,17 @@ class Agent:
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         return {"sizes": list(map(len, contents)), "sha256": digests}
 
-    def do_cut(self, path: str, size: int) -> Answer:
-        """Make the part of a file no longer than ``size``."""
-        cut_part(path, size)
+    def do_reserve(self, path: str, size: int) -> Answer:
+        """Take the room for a large file."""
+        self._part, self._written = reserve_part(path, size), 0
         return {}
 
     def do_publish(self, root: str, files: list[list[Any]]) -> Answer:
         """Give parts their names."""
+        for name, size, _ in files:
+            if size >= WORTH_REMEMBERING:
+                path = os.path.join(root, name)
+                self._check_same(path, os.stat(part_of(path)))
         publish([(os.path.join(root, name), size, digest) for name, size, digest in files])
         return {}
 
@@ -178,6 +196,13 @@ class Agent:
             os.unlink(path)
         return {"removed": removed}
 
+    def _check_same(self, path: str, found: os.stat_result) -> None:
+        """Refuse a part that somebody has replaced or cut: what was proven of it is gone."""
+        if self._part is None or not os.path.samestat(self._part, found):
+            raise OSError(f"{part_of(path)} was replaced while it was being written")
+        if found.st_size < self._written:
+            raise OSError(f"{part_of(path)} was cut while it was being written")
+
     def _digest(self, path: str) -> RunningDigest:
         """Return the digest of the one large file that is under way."""
         if path not in self._digests:
@@ -185,6 +210,7 @@ class Agent:
         return self._digests[path]
 
     def _take(self, size: int) -> memoryview:
+        signal.alarm(_SILENCE)
         count = self._input.readinto(self._buffer[:size])  # type: ignore[attr-defined]
         if not count:
             raise WorkerGoneError

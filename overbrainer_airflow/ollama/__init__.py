@@ -1,0 +1,1 @@
+"""Models in Ollama: through its HTTP API, or its command line on a machine."""
