@@ -7,7 +7,6 @@ to whatever host it talks to.
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,51 +17,15 @@ import httpx
 
 from overbrainer_airflow.errors import OllamaError
 from overbrainer_airflow.machines.protocol import Progress
+from overbrainer_airflow.ollama.answers import HTTP_REASONS, Listed, Shown, explained, shown
 
 _CONNECT_TIMEOUT = 30.0
 _TRIES = 4
 _WAIT = 0.5
 _BLOCK = 1 << 20
-_LAYER = re.compile(r"^FROM .*[/\\]sha256-([0-9a-f]{64})\s*$", re.MULTILINE)
 
 # Below, `create` knows no `files`: it wants a Modelfile in a form that is gone since.
 OLDEST = (0, 5, 5)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A model, as the server shows it.
-
-    Attributes:
-        layer: SHA-256 of its weights on the server, in hex; empty when it does not say.
-        parameters: lines by name, each as text.
-        architecture: of its GGUF.
-        parameter_count: of its GGUF; None when the server does not say.
-        system: its system message.
-        template: its template, the GGUF's own when it has no other.
-    """
-
-    layer: str
-    parameters: Mapping[str, list[str]]
-    architecture: str
-    parameter_count: int | None
-    system: str
-    template: str
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A model in the server's list.
-
-    Attributes:
-        name: with its tag.
-        digest: SHA-256 of its manifest, in hex.
-        size: of all its layers, in bytes.
-    """
-
-    name: str
-    digest: str
-    size: int
 
 
 @dataclass
@@ -138,18 +101,7 @@ class OllamaServer:
         answer = await self._request("POST", "api/show", json={"model": model}, missing=True)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
-        found = self._object(answer)
-        info = found.get("model_info") or {}
-        count = info.get("general.parameter_count")
-        layer = _LAYER.search(str(found.get("modelfile", "")))
-        return Shown(
-            layer=layer.group(1) if layer else "",
-            parameters=_parameters(str(found.get("parameters") or "")),
-            architecture=str(info.get("general.architecture", "")),
-            parameter_count=int(count) if isinstance(count, int | float) else None,
-            system=str(found.get("system") or ""),
-            template=str(found.get("template") or ""),
-        )
+        return shown(self._object(answer))
 
     async def has(self, sha256: str) -> bool:
         """Tell whether the server has a file of this digest.
@@ -280,7 +232,7 @@ class OllamaServer:
         code = answer.status_code
         if code < httpx.codes.MULTIPLE_CHOICES:
             return
-        why = _HTTP_REASONS.get(code, "")
+        why = HTTP_REASONS.get(code, "")
         if code < httpx.codes.BAD_REQUEST:
             why = f"it redirects to {answer.headers.get('location', '?')}: use that address"
         try:
@@ -291,42 +243,6 @@ class OllamaServer:
         raise OllamaError(f"{self._who}: {answer.request.url.path} answers {code}: {text}")
 
 
-_HTTP_REASONS = {
-    401: "it wants another login: check the connection's password (sent as a bearer token)",
-    403: (
-        "it refuses this Host: an Ollama bound to loopback answers only to local names, set "
-        "OLLAMA_HOST of the server or the Host header of the proxy in front of it"
-    ),
-    404: "that address has no Ollama API: check the connection's path, or the proxy in front",
-    413: "a proxy in front limits the size of uploads: raise it (nginx: client_max_body_size 0)",
-    502: "a proxy in front does not reach Ollama",
-    504: "a proxy in front waited too little: raise its time limit (nginx: proxy_read_timeout)",
-}
-
-
-def explained(error: str) -> str:
-    """Return what Ollama says, with the next step where it does not say one."""
-    for pattern, hint in _HINTS.items():
-        if pattern in error:
-            return f"{error}: {hint}"
-    return error
-
-
-_HINTS = {
-    "llama-quantize binary not found": "the server's installation is not complete",
-    "llama-quantize failed": (
-        "it cannot load the model, most often an architecture that this version does not know: "
-        "update Ollama; the reason is in the server's log"
-    ),
-    "no space left": (
-        "the server needs three times the model's size while it creates it; what a failed try "
-        "left is removed when the server is restarted an hour later"
-    ),
-    "neither 'from' or 'files'": "the server is older than 0.5.5: update it",
-    "digest mismatch": "the file changed on its way or meanwhile: try again",
-}
-
-
 def _trust(verify: bool | str) -> Any:  # noqa: FBT001 - as httpx has it
     if isinstance(verify, bool):
         return verify
@@ -335,12 +251,3 @@ def _trust(verify: bool | str) -> Any:  # noqa: FBT001 - as httpx has it
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _parameters(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        name, _, value = line.strip().partition(" ")
-        if name:
-            found.setdefault(name, []).append(value.strip().strip('"'))
-    return found
